@@ -15,6 +15,7 @@
 #include "flows.bpf.c"
 #include "switch.bpf.c"
 #include "rewrite.bpf.c"
+#include "late.bpf.c"
 #include "move.bpf.c"
 #include "depart.bpf.c"
 #include "shape.bpf.c"

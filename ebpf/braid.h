@@ -48,6 +48,10 @@
 #define BRAID_DEPARTURE_MARK (BRAID_MARK_BASE | 0xfb)
 /* Mark of packets of clients that go through a bond as packets: a routing rule sends them to the daemon's device (`decide::tables`). */
 #define BRAID_PACKET_MARK (BRAID_MARK_BASE | 0xfd)
+/* Mark of the daemon's own datagrams to relays. */
+#define BRAID_RELAY_MARK (BRAID_MARK_BASE | 0xfc)
+/* These bits of a mark say that the packet has waited in the daemon's queue. No link has this number. */
+#define BRAID_LATE_MARK 0xff00u
 
 /* Time without an answer after which a SYN is sent again over another link. The kernel itself sends it again after a second. */
 #define BRAID_UNANSWERED_NS 500000000ull
@@ -305,6 +309,16 @@ struct braid_fast {
 	__u32 over; /* 1: the TCP connection begins or ends, so the kernel must see all its packets */
 	__u32 own; /* 1: the client is a program of this machine, which uses the virtual interface */
 	struct braid_leg leg[2]; /* BRAID_LEG_OUT: from the client; BRAID_LEG_BACK */
+};
+
+/* Packets do not wait in the daemon's queue if its thread has been silent for this long. */
+#define BRAID_LATE_NS 500000000ull
+
+/* The daemon's queue of packets that wait for a link. */
+struct braid_late {
+	__u64 heartbeat; /* of the thread that sends them: CLOCK_MONOTONIC, nanoseconds */
+	__u32 device; /* index of the device that leads there; 0: none */
+	__u32 pad;
 };
 
 /* Moved flows end once the heartbeat is this old. By then the watchdog has acted. */

@@ -8,7 +8,7 @@
  *
  * The daemon enters a flow, and agrees about it with the other host. A flow that is not entered is left alone.
  */
-#include "rewrite.h"
+#include "late.h"
 
 /* What becomes of packets, by the addresses and ports that they have before. The daemon enters and removes them. */
 MAP(rewrites, BPF_MAP_TYPE_HASH, struct braid_forward_key, struct braid_rewrite, BRAID_MAX_REWRITES, BPF_F_NO_PREALLOC);
@@ -60,7 +60,7 @@ static __attribute__((noinline)) int rewrite(struct __sk_buff *skb, const struct
 	/* Fragments cannot be followed. Protocols without ports have no entry. Links without Ethernet headers carry no moved flows. */
 	if (network != ETH_HEADER || packet->fragment || exchange_end(skb, packet, entry, network, 0) || exchange_end(skb, packet, entry, network, 1))
 		return TC_DROP;
-	skb->mark = entry->mark;
+	skb->mark = has_waited(skb) ? (entry->mark ?: BRAID_MARK_BASE) | BRAID_LATE_MARK : entry->mark;
 	return entry->arrives ? arrive(skb, entry->device) : bpf_redirect_neigh(entry->device, NULL, 0, 0);
 }
 
@@ -69,12 +69,16 @@ int braid_rewrite_out(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	struct braid_rewrite *entry;
+	int waits;
 
 	/* Nothing else is sent through this device. A flow whose entry is gone must not leave with addresses that nobody would exchange back. */
 	if (!read_packet(skb, &packet, 0))
 		return TC_DROP;
 	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
-	return entry && !entry->arrives ? rewrite(skb, &packet, entry) : TC_DROP;
+	if (!entry || entry->arrives)
+		return TC_DROP;
+	waits = wait_for_link(skb, 0);
+	return waits == TC_NEXT ? rewrite(skb, &packet, entry) : waits;
 }
 
 /* The packet that an ICMP error quotes. */

@@ -39,7 +39,7 @@ pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementVi
 pub use problem::{Finding, Problem};
 pub use relocation::{FlowEnds, MovedFlow, RewriteRequest, RewriteState, Rewritten, SequenceNumbers};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
-pub use status::{Accepted, Battery, Counters, LinkMeasured, LinkProfile, LinkStatus, Status, VirtualInterfaceStatus};
+pub use status::{Accepted, Battery, Counters, LateStatus, LinkMeasured, LinkProfile, LinkStatus, Status, VirtualInterfaceStatus};
 
 /// Version of these types. A client rejects a response with a higher version.
 pub const SCHEMA_VERSION: u32 = 1;

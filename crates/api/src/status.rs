@@ -57,6 +57,29 @@ pub struct Status {
     /// The virtual interface; `null` if the configuration has none.
     #[serde(default)]
     pub virtual_interface: Option<VirtualInterfaceStatus>,
+    /// Packets that wait for a link (late binding); `null`: none do.
+    #[serde(default)]
+    pub late: Option<LateStatus>,
+}
+
+/// Packets that wait for a link, and what became of those before them since late binding began.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Late")]
+pub struct LateStatus {
+    /// Devices of the links.
+    pub links: Vec<String>,
+    /// Packets that wait.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Packets that got a link.
+    pub bound: u64,
+    /// Packets that were dropped because too many of their flow waited.
+    pub dropped: u64,
+    /// Packets that were dropped because no link took them in time.
+    pub expired: u64,
+    /// Packets that got another link than the last one of their flow.
+    pub rebound: u64,
 }
 
 /// The virtual interface.

@@ -9,6 +9,7 @@ mod detect;
 mod energy;
 mod findings;
 mod gateway;
+mod late;
 mod links;
 mod named_file;
 pub mod profiles;
@@ -142,6 +143,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(gateway) = section.take("gateway").and_then(|value| value.section("[gateway]")) {
         (config.policy.lan, config.policy.fast_path) = gateway::lan(gateway, &config.policy.links);
     }
+    config.policy.late = section.take("late").and_then(|value| late::late(&value));
     if let Some(section) = section.take("virtual").and_then(|value| value.section("[virtual]")) {
         config.policy.virtual_device = gateway::virtual_device(section, &config.policy.links, &config.policy.lan);
     }

@@ -16,6 +16,7 @@ mod explain;
 mod fast;
 mod flows;
 mod gateway;
+mod late;
 mod living;
 mod measuring;
 mod moving;
@@ -149,6 +150,7 @@ pub struct Core<S> {
     /// Flows of clients in the fast path.
     fast: BTreeMap<FlowId, FastFlow>,
     /// Flows with other addresses on the way.
+    late: late::Late,
     relocated: relocated::Relocated,
     /// Flows that move between links.
     moving: moving::Moving,
@@ -248,6 +250,7 @@ impl<S: Steering> Core<S> {
             ports_trouble: None,
             own_traffic: Default::default(),
             fast: BTreeMap::new(),
+            late: late::Late::default(),
             relocated: relocated::Relocated::default(),
             moving: moving::Moving::default(),
             shares: shares::Shares::default(),
@@ -403,7 +406,8 @@ impl<S: Steering> Core<S> {
         let relocated = self.expire_relocated(now);
         let moves = self.expire_moves(now);
         let shared = self.step_shares(now);
-        context.and(moves).and(kept).and(servers).and(refusals).and(moved).and(relocated).and(shared).and(self.update_params(now))
+        let late = self.follow_late(now);
+        context.and(late).and(moves).and(kept).and(servers).and(refusals).and(moved).and(relocated).and(shared).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

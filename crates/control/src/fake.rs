@@ -18,8 +18,9 @@ use braid_model::{
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, MovedSocket, PeerDirect, Port, RedirectPolicy, Rewrite,
-    Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, LatePlan, LateState, MovedSocket, PeerDirect, Port,
+    RedirectPolicy, Rewrite, Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError,
+    SteeringEvent,
 };
 
 /// Result of a connect.
@@ -71,6 +72,8 @@ pub struct FakeSteering {
     pub fast: BTreeMap<FlowId, FastFlow>,
     /// The rewritten flows.
     pub rewrites: BTreeMap<Ends, Rewrite>,
+    /// Links whose packets are bound late.
+    pub late: Option<LatePlan>,
     /// Flows whose sockets do not follow.
     pub stubborn: BTreeSet<Ends>,
     /// Moved flows that the other host does not know by their addresses on the way.
@@ -553,6 +556,17 @@ impl Steering for FakeSteering {
         self.rewrites = rewrites.clone();
         self.changes += 1;
         Ok(())
+    }
+
+    fn set_late(&mut self, plan: Option<&LatePlan>) -> Result<(), SteeringError> {
+        self.call("bind packets late")?;
+        self.late = plan.cloned();
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn late_state(&self) -> Option<LateState> {
+        self.late.as_ref().map(|_| LateState::default())
     }
 
     fn moved_sockets(&mut self, _fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {

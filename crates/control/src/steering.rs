@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::connection::{LoadTable, Mode};
+use braid_decide::late::{LinkState, Totals};
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{
     Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, Mac, PerDirection, PerFamily, Protocol, Rate,
@@ -541,6 +542,52 @@ pub struct MovedSocket {
     pub claimed: Option<Ends>,
 }
 
+/// Links whose packets are bound late (`decide::late`; Yap's thesis, 2.4).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatePlan {
+    /// How many full packets may be below the binding point.
+    pub below: u32,
+    /// The links by slot.
+    pub links: BTreeMap<usize, LateLink>,
+    /// The device through which moved flows leave, if there is one.
+    pub departure: Option<LinkIndex>,
+    /// The flows to which other terms apply than to the rest: weight 1, and the link over which their packets leave already.
+    pub flows: BTreeMap<Ends, LateFlow>,
+}
+
+/// A link of a [`LatePlan`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LateLink {
+    /// Its index.
+    pub index: LinkIndex,
+    /// Its name.
+    pub name: String,
+    /// Its hardware address.
+    pub mac: Mac,
+    /// Whether it works, and how fast it is.
+    pub state: LinkState,
+}
+
+/// A flow of a [`LatePlan`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LateFlow {
+    /// Its weight among the flows of a link.
+    pub weight: f64,
+    /// It is moved: the slot of the link over which its packets leave.
+    pub moved: Option<usize>,
+}
+
+/// What waits, and what became of packets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LateState {
+    /// Packets that wait.
+    pub packets: usize,
+    /// Their bytes.
+    pub bytes: ByteCount,
+    /// What became of the others.
+    pub totals: Totals,
+}
+
 /// Maximum number of entries of [`Steering::set_rewrites`].
 pub const MAX_REWRITES: usize = 65_536;
 
@@ -561,6 +608,8 @@ pub enum PortSide {
     Arrivals,
     /// The device through which the packets of this machine's moved flows leave.
     Departures,
+    /// A link whose packets wait in a queue until it can take them.
+    Late,
 }
 
 /// A client of the gateway.
@@ -675,6 +724,10 @@ pub trait Steering {
     fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError>;
     /// The rewritten flows, by what leaves. `fresh`: looks for their sockets now; those that are not there have no `numbers`.
     fn moved_sockets(&mut self, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError>;
+    /// Binds the packets of these links late, and of no others; `None`: of none. What waits then leaves at once.
+    fn set_late(&mut self, plan: Option<&LatePlan>) -> Result<(), SteeringError>;
+    /// What waits for a link; `None` while nothing is bound late.
+    fn late_state(&self) -> Option<LateState>;
     /// Rewrites no flow any more, and waits until their sockets have their own links again.
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {
         self.set_rewrites(&BTreeMap::new())

@@ -776,6 +776,8 @@ impl Peers {
             client: client.map(|client| client.to_string()),
             virtual_interface: None,
             fast_path: None,
+            moved_to: None,
+            late: None,
             by_link,
         }
     }

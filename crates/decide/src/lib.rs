@@ -17,6 +17,7 @@ pub mod fair;
 pub mod gateway;
 pub mod health;
 pub mod instance;
+pub mod late;
 pub mod midrr;
 pub mod motion;
 pub mod operetta;

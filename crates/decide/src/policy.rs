@@ -16,6 +16,7 @@ use braid_model::{Affinity, ByteCount, Class, LinkFacts, LinkKind, LinkSet};
 use serde::{Deserialize, Serialize};
 
 use crate::connection::Mode;
+use crate::late::LateBinding;
 use crate::outlet;
 use crate::tables;
 use crate::tradeoff::{UtilityRule, Weights};
@@ -69,6 +70,8 @@ pub struct Policy {
     pub lan: Vec<String>,
     /// Whether the gateway's flows may take the fast path.
     pub fast_path: bool,
+    /// How packets wait for links, if they do.
+    pub late: Option<LateBinding>,
     /// The virtual interface, if there is to be one.
     pub virtual_device: Option<VirtualDevice>,
 }
@@ -92,6 +95,7 @@ impl Default for Policy {
             exclude: Exclusions::default(),
             lan: Vec::new(),
             fast_path: true,
+            late: None,
             virtual_device: None,
         }
     }
@@ -139,7 +143,7 @@ impl Policy {
     /// A LAN device of the gateway never is, nor is a device that Braid made.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
         let own = self.virtual_device.as_ref().map(|own| own.name.as_str());
-        let made = [own, Some(tables::PACKET_DEVICE), Some(tables::DEPARTURE_DEVICE), Some(outlet::DEVICE)];
+        let made = [own, Some(tables::PACKET_DEVICE), Some(tables::DEPARTURE_DEVICE), Some(tables::LATE_DEVICE), Some(outlet::DEVICE)];
         if made.contains(&Some(device.name.as_str())) || self.forwarded_devices().contains(&device.name) {
             return false;
         }

@@ -92,6 +92,11 @@ const DEPARTURE_TABLE: u32 = TABLE_BASE + TABLES - 4;
 /// The loopback device, the first of every network namespace.
 const LOOPBACK: LinkIndex = LinkIndex(1);
 
+/// The device to which packets go that wait for a link ([`crate::late`]).
+pub const LATE_DEVICE: &str = "braid-late";
+/// The mark of packets that have waited, and of which the link is chosen (`BRAID_LATE_MARK`). No routing rule matches it.
+pub const LATE_MARK: u32 = MARK_BASE | 0xFF00;
+
 /// The mark of the daemon's own datagrams to relays. No routing rule matches it; the firewall knows by it what may leave directly if nothing else may.
 pub const RELAY_MARK: u32 = MARK_BASE | 0xFC;
 

@@ -5,6 +5,7 @@ pub mod bpf;
 pub mod client_sockets;
 pub mod doctor;
 pub mod gateway;
+pub mod late;
 pub mod leases;
 pub mod model;
 pub mod motion;

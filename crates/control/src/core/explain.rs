@@ -145,9 +145,10 @@ impl<S: Steering> Core<S> {
         let moved = if row.moves > 0 { ", after its connect on another link was not answered," } else { "" };
         let through = self.virtual_device().filter(|_| row.is_through_virtual_device());
         let through = through.map(|own| format!(", through the virtual interface {},", own.name)).unwrap_or_default();
+        let late = if self.is_late(row.slot) { "; its packets wait in a queue of their own until the link can take them" } else { "" };
         let now_there = self.explain_move(row).unwrap_or_else(|| "and it stays there".to_owned());
         explanation.reason = format!(
-            "{scheduler} gave it {link} {age:.1} s ago{through}{moved} {now_there}; for a new flow like it, the reason would be: {}",
+            "{scheduler} gave it {link} {age:.1} s ago{through}{moved} {now_there}{late}; for a new flow like it, the reason would be: {}",
             explanation.reason
         );
         explanation.link = Some(link);

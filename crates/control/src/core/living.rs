@@ -1,7 +1,7 @@
 //! The living flows of one poll, shared with API requests: converting thousands of flows into API objects takes too long for the event
 //! loop.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use braid_decide::policy::Scheduler;
 use braid_model::{ByteCount, Direction, FlowId, Joules, LinkIndex, Time};
 
 use super::{Core, rules};
-use crate::steering::{AppId, FlowRow, Steering};
+use crate::steering::{AppId, Ends, FlowRow, Steering};
 
 /// A living flow.
 #[derive(Debug, Clone)]
@@ -104,6 +104,10 @@ struct RowNames {
     devices: BTreeMap<LinkIndex, String>,
     /// Name of the virtual interface.
     own: Option<String>,
+    /// Devices over which the packets of moved flows leave.
+    departing: BTreeMap<Ends, String>,
+    /// Links whose packets wait until they can take them.
+    late: BTreeSet<LinkIndex>,
     /// Number of exclusion rules, which precede the `[[app]]` rules.
     exclusions: usize,
 }
@@ -120,6 +124,11 @@ impl<S: Steering> Core<S> {
     pub fn flows_view(&self, now: Time) -> FlowsView {
         let mut names = RowNames { exclusions: rules::exclusions(&self.config.policy), ..RowNames::default() };
         names.own = self.virtual_device().map(|own| own.name.clone());
+        names.late = self.links.iter().filter(|(_, link)| self.is_late(link.slot)).map(|(index, _)| index).collect();
+        names.departing = self
+            .departing()
+            .map(|(ends, link)| (ends, self.network.interface(link).map_or_else(|| gone(link), |device| device.name.clone())))
+            .collect();
         names.devices = self.network.interfaces.iter().map(|device| (device.index, device.name.clone())).collect();
         for row in runs(&self.flows) {
             if names.apps.contains_key(&row.app) {
@@ -223,6 +232,8 @@ impl FlowsView {
             client: client.map(|client| client.to_string()),
             virtual_interface: if row.is_through_virtual_device() { self.names.own.clone() } else { None },
             fast_path: row.forwarded.then_some(row.fast),
+            moved_to: self.names.departing.get(&Ends::of(row)).cloned(),
+            late: Some(self.names.late.contains(&row.link)),
             by_link: Vec::new(),
         }
     }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_api::{FlowEnds, RewriteRequest, RewriteState, Rewritten};
-use braid_decide::tables::{self, DEPARTURE_DEVICE, PACKET_DEVICE};
+use braid_decide::tables::{self, DEPARTURE_DEVICE, LATE_DEVICE, PACKET_DEVICE};
 use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, SequenceNumbers, Time};
 
 use super::Core;
@@ -531,7 +531,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// The device through which packets leave, once it exists.
-    fn departure(&self) -> Option<&LinkFacts> {
+    pub(super) fn departure(&self) -> Option<&LinkFacts> {
         self.relocated.device.as_ref()?;
         self.network.interfaces.iter().find(|device| device.name == DEPARTURE_DEVICE)
     }
@@ -559,7 +559,7 @@ impl<S: Steering> Core<S> {
             return Vec::new();
         }
         let is_arrival = |device: &&LinkFacts| {
-            let is_made = [DEPARTURE_DEVICE, PACKET_DEVICE].contains(&device.name.as_str());
+            let is_made = [DEPARTURE_DEVICE, PACKET_DEVICE, LATE_DEVICE].contains(&device.name.as_str());
             !is_made && device.kind != LinkKind::Loopback && (device.master.is_none() || self.links.get(device.index).is_some())
         };
         let port = |device: &LinkFacts, side| Port { index: device.index, name: device.name.clone(), side };
@@ -605,8 +605,15 @@ impl<S: Steering> Core<S> {
                 return Err(error);
             }
             self.relocated.rewrites = rewrites;
+            self.follow_late(now)?;
         }
         Ok(())
+    }
+
+    /// The flows whose packets leave with other addresses, and the devices over which they do.
+    pub(super) fn departing(&self) -> impl Iterator<Item = (Ends, LinkIndex)> {
+        let departing = self.relocated.rewrites.iter().filter(|(_, rewrite)| !rewrite.arrives);
+        departing.filter_map(|(ends, rewrite)| Some((*ends, rewrite.device?)))
     }
 
     fn wanted_rewrites(&self, departure: LinkIndex) -> BTreeMap<Ends, Rewrite> {

@@ -138,6 +138,11 @@ impl<S: Steering> Core<S> {
         }
     }
 
+    /// The weight of a flow among the direct ones of its link.
+    pub(super) fn weight_of(&self, row: &FlowRow) -> f64 {
+        self.shaping_subject(row).preference.weight
+    }
+
     /// Learns which addresses belong to one device, so that a client with several of them has one weight.
     fn update_client_keys(&mut self, now: Time) {
         if !self.is_gateway() || self.clients.macs_read.is_some_and(|read| now.since(read) < CLIENT_LIST) {

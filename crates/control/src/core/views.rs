@@ -51,6 +51,7 @@ impl<S: Steering> Core<S> {
             warnings: self.warnings(now),
             ui: None,
             virtual_interface: self.virtual_interface(),
+            late: self.late_status(),
         }
     }
 
@@ -73,6 +74,7 @@ impl<S: Steering> Core<S> {
         warnings.extend(self.server_warnings());
         warnings.extend(self.energy_service_warning());
         warnings.extend(self.share_warnings(now));
+        warnings.extend(self.late_warnings());
         warnings.extend(self.upkeep_warnings(now));
         warnings
     }

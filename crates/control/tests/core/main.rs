@@ -6,6 +6,7 @@ mod detect;
 mod energy;
 mod fast;
 mod faults;
+mod late;
 mod links;
 mod moving;
 mod packets;

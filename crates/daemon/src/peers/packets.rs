@@ -172,6 +172,8 @@ impl Peers {
                 client: client.map(|client| client.to_string()),
                 virtual_interface: own.filter(|_| row.is_through_virtual_device()).map(str::to_owned),
                 fast_path: None,
+                moved_to: None,
+                late: None,
                 by_link: Vec::<LinkBytes>::new(),
             }
         };

@@ -21,6 +21,7 @@ mod forward;
 mod heal;
 mod iterate;
 mod lan;
+mod late;
 pub mod load;
 mod prefixes;
 pub mod redirect;
@@ -44,8 +45,8 @@ use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, MovedSocket, Port, Rewrite, Shape, ShapeStep, Signs,
-    SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, LatePlan, LateState, MovedSocket, Port, Rewrite, Shape,
+    ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
@@ -83,6 +84,8 @@ pub struct BpfSteering {
     windows: windows::Windows,
     /// The forwarded flows in the fast path.
     fast: fast::FastPath,
+    /// Late binding.
+    late: late::Late,
     /// The moved flows.
     rewrites: BTreeMap<Ends, Rewrite>,
     events: RingBuf<MapData>,
@@ -523,6 +526,14 @@ impl Steering for BpfSteering {
 
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {
         self.release()
+    }
+
+    fn set_late(&mut self, plan: Option<&LatePlan>) -> Result<(), SteeringError> {
+        self.bind_late(plan)
+    }
+
+    fn late_state(&self) -> Option<LateState> {
+        self.late.state()
     }
 
     fn unmoved(&self) -> Option<String> {

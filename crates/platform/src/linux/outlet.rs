@@ -80,7 +80,7 @@ impl Drop for Outlet {
 pub fn sweep() -> Result<bool, GatewayError> {
     await_device();
     // Whoever has the device is in charge of the rest.
-    match tun::open(DEVICE) {
+    match tun::open(DEVICE, tun::Kind::Packets) {
         Err(error) if is_busy(&error) => Ok(false),
         // Without a file that makes devices there is no such relay.
         _device => TABLES.sweep(),
@@ -90,7 +90,7 @@ pub fn sweep() -> Result<bool, GatewayError> {
 /// Waits until no process has the device, for a limited time.
 fn await_device() {
     let begin = Instant::now();
-    while tun::open(DEVICE).is_err_and(|error| is_busy(&error)) && begin.elapsed() < WAIT {
+    while tun::open(DEVICE, tun::Kind::Packets).is_err_and(|error| is_busy(&error)) && begin.elapsed() < WAIT {
         std::thread::sleep(POLL);
     }
 }

@@ -47,7 +47,7 @@ impl Tun {
     /// # Errors
     /// There is another device of this name, a privilege is missing, or the kernel has no such devices.
     pub fn make(name: &str) -> Result<Self, TunError> {
-        let file = tun::open(name).map_err(|error| match error.kind() {
+        let file = tun::open(name, tun::Kind::Packets).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => TunError::Maker(name.to_owned(), error),
             // The file's own permissions, not the privilege to make a device.
             io::ErrorKind::PermissionDenied if error.raw_os_error() == Some(libc::EACCES) => TunError::Maker(name.to_owned(), error),

@@ -15,7 +15,7 @@ use braid_model::{Family, LinkIndex, Mac, Protocol, Time};
 
 use super::convert::{TCP_SYN_SENT, carried_flow, flow_row, mapped, unmapped};
 use super::lan::Dumper;
-use super::load::{kernel_at_least, program};
+use super::load::{LATE_PROGRAM, kernel_at_least, program};
 use super::{BpfSteering, detail, failed};
 use crate::linux::netlink::{self, DumpError, Files};
 use crate::linux::sys::{abi, bpf as sys};
@@ -30,6 +30,7 @@ const fn programs(side: PortSide) -> &'static [(&'static str, TcAttachType)] {
         PortSide::Programs => &[("braid_from_virtual", TcAttachType::Egress), ("braid_to_lan", TcAttachType::Ingress)],
         PortSide::Arrivals => &[("braid_rewrite_in", TcAttachType::Ingress)],
         PortSide::Departures => &[("braid_rewrite_out", TcAttachType::Egress)],
+        PortSide::Late => &[(LATE_PROGRAM, TcAttachType::Egress)],
         PortSide::Switch => &[("braid_outside", TcAttachType::Ingress), ("braid_inside", TcAttachType::Egress)],
     }
 }
@@ -158,7 +159,7 @@ impl BpfSteering {
         first
     }
 
-    fn attach_to(&mut self, port: &Port) -> Result<Vec<Box<dyn Send + Sync>>, String> {
+    pub(super) fn attach_to(&mut self, port: &Port) -> Result<Vec<Box<dyn Send + Sync>>, String> {
         if let Some(reason) = self.unsteered.as_ref().filter(|_| matches!(port.side, PortSide::Programs | PortSide::Switch)) {
             return Err(format!("there is no virtual interface on this kernel: {reason}"));
         }
@@ -322,8 +323,9 @@ pub fn sweep_filters() -> Result<(), DumpError> {
         return Ok(());
     }
     for device in netlink::snapshot(&Files::default())?.interfaces {
-        for &(name, side) in
-            [PortSide::Lan, PortSide::Link, PortSide::Member, PortSide::Programs, PortSide::Arrivals].into_iter().flat_map(programs)
+        for &(name, side) in [PortSide::Lan, PortSide::Link, PortSide::Member, PortSide::Programs, PortSide::Arrivals, PortSide::Late]
+            .into_iter()
+            .flat_map(programs)
         {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);

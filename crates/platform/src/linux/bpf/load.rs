@@ -15,6 +15,7 @@ use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 use super::convert::Daemon;
 use super::iterate::SocketIterator;
 use super::lan::{Dumper, Lan};
+use super::late::Late;
 use super::shape::Shaper;
 use super::{BpfSteering, detail, take_map};
 use crate::linux::process;
@@ -353,6 +354,7 @@ impl BpfSteering {
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
+        let late = Array::try_from(take_map(&mut ebpf, "late")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         Ok(Self {
             ebpf,
             iterators,
@@ -362,6 +364,7 @@ impl BpfSteering {
             windows: Default::default(),
             fast: Default::default(),
             rewrites: Default::default(),
+            late: Late::new(late),
             // Sockets may have marks that an earlier daemon left.
             departs: true,
             move_ports: Default::default(),
@@ -497,8 +500,10 @@ const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
 /// Move connects that receive no answer. One run is one of each, in this order.
 const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
-/// Rewrite the packets of moved flows.
-const REWRITE_PROGRAMS: [&str; 2] = ["braid_rewrite_in", "braid_rewrite_out"];
+/// Sends packets to the daemon's queue until a link can take them.
+pub(super) const LATE_PROGRAM: &str = "braid_late";
+/// Rewrite the packets of moved flows, and let packets wait.
+const REWRITE_PROGRAMS: [&str; 3] = ["braid_rewrite_in", "braid_rewrite_out", LATE_PROGRAM];
 /// Makes the sockets of moved flows send through Braid's device.
 const DEPART_PROGRAM: &str = "braid_depart";
 /// Forward: at the devices (`forward::programs`), and the dump of the flows.

@@ -1,9 +1,10 @@
-//! Kernel memory of sockets.
+//! Kernel memory of sockets, and sockets that send Ethernet frames.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use braid_model::ByteCount;
+use braid_model::{ByteCount, LinkIndex};
+use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type};
 
 /// Value from `asm-generic/socket.h`; missing in the `libc` crate.
 const SO_MEMINFO: libc::c_int = 55;
@@ -24,7 +25,26 @@ pub fn buffered(socket: RawFd) -> ByteCount {
     ByteCount::new(of(libc::SK_MEMINFO_RMEM_ALLOC) + unsent + of(libc::SK_MEMINFO_BACKLOG))
 }
 
-/// Bytes that were written to a TCP socket and that the other end has not acknowledged (`SIOCOUTQ`).
+/// A socket that sends Ethernet frames over a device, and receives none. Does not block. Needs `CAP_NET_RAW`.
+///
+/// # Errors
+/// `EPERM` without the privilege, `ENODEV` if the device is gone, `ENETDOWN` if it is off.
+pub fn sender_of_frames(device: LinkIndex) -> io::Result<Socket> {
+    // Protocol 0: nothing arrives.
+    let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking().cloexec(), None)?;
+    let mut storage = SockAddrStorage::zeroed();
+    // SAFETY: a sockaddr_ll of zeroes is valid, and smaller than the storage.
+    let address = unsafe { storage.view_as::<libc::sockaddr_ll>() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_ifindex = i32::try_from(device.0).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the storage holds a sockaddr_ll, as the length says.
+    let address = unsafe { SockAddr::new(storage, size_of::<libc::sockaddr_ll>() as libc::socklen_t) };
+    socket.bind(&address)?;
+    Ok(socket)
+}
+
+/// Bytes that were written to a TCP socket and that the other end has not acknowledged, or the memory of what a socket of frames has sent and its device has not
+/// finished (`SIOCOUTQ`).
 ///
 /// # Errors
 /// Errors of `ioctl`.

@@ -11,13 +11,22 @@ use tokio::io::unix::AsyncFd;
 /// The file that makes such devices.
 pub const MAKER: &str = "/dev/net/tun";
 
+/// What a process reads from a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// IP packets.
+    Packets,
+    /// Ethernet frames.
+    Frames,
+}
+
 /// Makes a TUN device of this name in this thread's network namespace and returns its file, which does not block. The device exists until the file is
 /// closed. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
 /// Those of opening [`MAKER`]; `EPERM` without the privilege; `EBUSY` if another process has a device of this name; `EINVAL` for a name of no or more than 15
 /// bytes, or that of a device of another kind.
-pub fn open(name: &str) -> io::Result<File> {
+pub fn open(name: &str, kind: Kind) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(MAKER)?;
     // SAFETY: all zero bytes are a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -27,7 +36,8 @@ pub fn open(name: &str) -> io::Result<File> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    let kind = if kind == Kind::Packets { libc::IFF_TUN } else { libc::IFF_TAP };
+    request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI) as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes one ifreq, which is ours; the name in it ends with a zero byte.
     match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } {
         0 => Ok(file),
@@ -64,7 +74,7 @@ mod tests {
     #[test]
     fn unusable_names_are_rejected_before_the_kernel_sees_them() {
         for name in ["", "a-name-of-16-byt"] {
-            let error = open(name).unwrap_err();
+            let error = open(name, Kind::Packets).unwrap_err();
             // Without the file there is no other error.
             assert!(error.kind() == io::ErrorKind::InvalidInput || !std::path::Path::new(MAKER).exists(), "{name}: {error}");
         }

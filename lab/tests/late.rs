@@ -1,0 +1,203 @@
+//! Packets wait in a queue for each flow until their link can take them (late binding; Yap's thesis, 2.4).
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use braid_lab::{Lab, MovesRelay, ServerDaemon};
+use serde_json::Value;
+use support::gateway::traces;
+use support::*;
+
+/// Port that sends back what it gets.
+const MIRROR: u16 = 7000;
+/// Port that reads what it gets.
+const SINK: u16 = 7001;
+
+/// Starts servers on these ports, and one that answers datagrams on the first.
+#[must_use]
+fn serve(lab: &Lab) -> Echo {
+    let run = || {
+        let (mirror, sink) = (TcpListener::bind(("::", MIRROR)).unwrap(), TcpListener::bind(("::", SINK)).unwrap());
+        thread::spawn(move || {
+            for stream in mirror.incoming().map_while(Result::ok) {
+                thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut &stream));
+            }
+        });
+        thread::spawn(move || {
+            for mut stream in sink.incoming().map_while(Result::ok) {
+                thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+            }
+        });
+    };
+    lab.server().run(run).unwrap();
+    Echo::start(lab, 10, MIRROR)
+}
+
+/// Makes the device of the client slow: it then says when it can take more, as a modem's or a radio's device does.
+fn slow(lab: &Lab, device: &str) {
+    client(lab, &format!("tc qdisc add dev {device} root tbf rate 5mbit burst 2000 limit 100000"));
+}
+
+/// Uploads until it is dropped.
+struct Upload(TcpStream);
+
+impl Upload {
+    fn start(lab: &Lab) -> Self {
+        let stream = lab.client().run(|| TcpStream::connect(remote(10, SINK)).unwrap()).unwrap();
+        let mut writing = stream.try_clone().unwrap();
+        thread::spawn(move || while writing.write_all(&[7; 16_384]).is_ok() {});
+        Self(stream)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// The median time until a datagram is answered.
+fn round_trip(lab: &Lab) -> Duration {
+    let socket = lab.client().run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    socket.connect(remote(10, MIRROR)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let mut spans = Vec::new();
+    let mut buffer = [0; 100];
+    for _ in 0..40 {
+        let begin = Instant::now();
+        socket.send(&[1; 60]).unwrap();
+        if socket.recv(&mut buffer).is_ok() {
+            spans.push(begin.elapsed());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(spans.len() > 20, "{} of 40 datagrams were answered", spans.len());
+    spans.sort();
+    spans[spans.len() / 2]
+}
+
+fn late(up: &Up<'_>) -> Value {
+    up.status().unwrap_or_default()["late"].clone()
+}
+
+fn exchange(stream: &mut TcpStream, round: u8, size: usize) {
+    let sent: Vec<u8> = (0..size).map(|place| (place as u8).wrapping_mul(31).wrapping_add(round)).collect();
+    let (mut writing, copy) = (stream.try_clone().unwrap(), sent.clone());
+    let writer = thread::spawn(move || writing.write_all(&copy).unwrap());
+    let mut got = vec![0; size];
+    stream.read_exact(&mut got).unwrap();
+    writer.join().unwrap();
+    assert!(got == sent, "round {round}");
+}
+
+#[test]
+fn an_urgent_packet_does_not_wait_behind_an_upload() {
+    if !able() {
+        return;
+    }
+    let lab = lab(1);
+    let _echo = serve(&lab);
+    slow(&lab, NAMES[0]);
+    let mut spans = Vec::new();
+    for config in ["late = false\n", "late = true\n"] {
+        let up = Up::start(&lab, config);
+        let _upload = Upload::start(&lab);
+        if config.contains("true") {
+            eventually("packets wait", || late(&up)["packets"].as_u64() > Some(5));
+            let flow = up.flows().into_iter().find(|flow| flow["remote"].as_str().is_some_and(|to| to.ends_with(":7001"))).unwrap();
+            assert_eq!(flow["late"], true);
+            assert!(text(&up.braid(&["explain", &flow["id"].to_string()]).stdout).contains("wait in a queue of their own"));
+        } else {
+            thread::sleep(Duration::from_secs(2));
+        }
+        spans.push(round_trip(&lab));
+    }
+    assert!(spans[1] * 3 < spans[0], "{spans:?}");
+}
+
+#[test]
+fn every_byte_arrives_and_nothing_is_left() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _echo = serve(&lab);
+    let before = traces(&lab);
+    let mut up = Up::start(&lab, "scheduler = \"round-robin\"\nlate = true\n");
+    let servers = [remote(10, MIRROR), remote6(10, MIRROR), remote(11, MIRROR), remote6(11, MIRROR)];
+    let mut streams: Vec<TcpStream> = servers.into_iter().map(|server| open(&lab, server).0).collect();
+    for round in 0..3 {
+        for stream in &mut streams {
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            exchange(stream, round, 300_000);
+        }
+    }
+    let datagram = lab.client().run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    datagram.set_read_timeout(Some(LIMIT)).unwrap();
+    // Fragments too.
+    datagram.send_to(&[3; 1900], remote(10, MIRROR)).unwrap();
+    assert_eq!(datagram.recv(&mut [0; 2000]).unwrap(), 1900);
+    let state = late(&up);
+    assert!(state["bound"].as_u64() > Some(1000), "{state}");
+    assert_eq!(state["links"].as_array().map(Vec::len), Some(2));
+    // It hangs: packets leave as without it.
+    up.signal("STOP");
+    exchange(&mut streams[0], 9, 100_000);
+    up.signal("CONT");
+    exchange(&mut streams[0], 10, 100_000);
+    // A change of the configuration turns it off, and on again.
+    let reload = |config: &str| {
+        up.configure(config);
+        assert!(up.braid(&["reload"]).status.success());
+    };
+    reload("scheduler = \"round-robin\"\n");
+    eventually("it is off", || late(&up).is_null());
+    exchange(&mut streams[1], 11, 100_000);
+    reload("scheduler = \"round-robin\"\nlate = true\n");
+    eventually("it is on", || !late(&up).is_null());
+    exchange(&mut streams[1], 12, 100_000);
+    up.signal("KILL");
+    up.wait_end();
+    for stream in &mut streams {
+        exchange(stream, 13, 50_000);
+    }
+    drop(up);
+    eventually("nothing is left", || traces(&lab) == before);
+}
+
+#[test]
+fn what_has_not_left_goes_over_another_link() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _echo = serve(&lab);
+    NAMES[..2].iter().for_each(|device| slow(&lab, device));
+    let _far = ServerDaemon::start(&lab, &braid()).unwrap();
+    let _relay = MovesRelay::start(&lab, &braid()).unwrap();
+    let up = Up::start(
+        &lab,
+        "scheduler = \"only-one\"\nlate = true\n[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 7000 }\ncarry = \"direct\"\n",
+    );
+    let server: SocketAddr = remote(10, MIRROR);
+    let (mut stream, from) = open(&lab, server);
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    exchange(&mut stream, 1, 10_000);
+    eventually("the flow can move", || {
+        let id = up.flows().into_iter().find(|flow| flow["remote"] == server.to_string()).unwrap_or_default()["id"].to_string();
+        text(&up.braid(&["explain", &id]).stdout).contains("can change its link")
+    });
+    let mut copy = stream.try_clone().unwrap();
+    let running = thread::spawn(move || exchange(&mut copy, 2, 3_000_000));
+    eventually("packets wait", || late(&up)["packets"].as_u64() > Some(10));
+    lab.carrier(from, false).unwrap();
+    eventually("packets got another link", || late(&up)["rebound"].as_u64() > Some(0));
+    running.join().unwrap();
+    let flow = up.flows().into_iter().find(|flow| flow["remote"] == server.to_string()).unwrap();
+    assert_eq!(flow["moved_to"], NAMES[1 - from]);
+    drop(up);
+}
