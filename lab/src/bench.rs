@@ -81,6 +81,7 @@ const ALL: &[(&str, Bench)] = &[
     ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),
     ("moves", bond::moves::run),
+    ("late", bond::late::run),
     ("bond-simult", bond::simult::run),
     ("bond-matrix", bond::matrix::run),
     ("bond-churn", bond::churn::run),

@@ -43,6 +43,34 @@ pub(crate) fn setns(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<
     check(unsafe { libc::setns(namespace.as_raw_fd(), kind) }).map(drop)
 }
 
+/// State of a TCP socket.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TcpState {
+    /// Segments that were sent again.
+    pub(crate) retransmitted: u32,
+    /// Those that arrived twice, as the other end says (RFC 2883).
+    pub(crate) needless: u32,
+    /// State of congestion control: 3: recovery, 4: after a timeout (`enum tcp_ca_state`).
+    congestion: u8,
+}
+
+impl TcpState {
+    /// Whether it recovers from a loss.
+    pub(crate) fn is_recovering(self) -> bool {
+        self.congestion >= 3
+    }
+}
+
+/// Reads the state of a TCP socket.
+pub(crate) fn tcp_state(socket: BorrowedFd<'_>) -> io::Result<TcpState> {
+    // The structure of Linux 5.5 (include/uapi/linux/tcp.h), to which later kernels append.
+    let mut info = [0u32; 57];
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `info`, and the length to `length`; both live.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) })?;
+    Ok(TcpState { retransmitted: info[25], needless: info[54], congestion: info[0].to_ne_bytes()[1] })
+}
+
 /// The effective user.
 pub fn effective_user() -> u32 {
     // SAFETY: takes nothing and cannot fail.

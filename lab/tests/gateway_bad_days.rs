@@ -138,7 +138,7 @@ struct RawWire {
 impl RawWire {
     fn start(one: (&Namespace, &str), other: (&Namespace, &str)) -> Self {
         let open = |(namespace, name): (&Namespace, &str)| {
-            let file = namespace.run(|| tun::open(name)).unwrap().unwrap();
+            let file = namespace.run(|| tun::open(name, tun::Kind::Packets)).unwrap().unwrap();
             assert!(namespace.command("ip").unwrap().args(["link", "set", name, "up"]).status().unwrap().success());
             file
         };

@@ -87,6 +87,8 @@ pub struct Actions {
     pub gateway: Option<Option<GatewayPlan>>,
     /// The device for packets of moved flows to make, or to remove (`Some(None)`).
     pub departures: Option<Option<Departures>>,
+    /// Dead links that flows have just left: nothing is to wait for neighbours behind them.
+    pub left: BTreeSet<LinkIndex>,
     /// Requests to other hosts to move flows.
     pub moves: Vec<MoveOrder>,
     /// Probes to send.

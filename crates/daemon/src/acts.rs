@@ -58,6 +58,7 @@ impl Daemon<'_> {
             plan,
             gateway,
             departures,
+            left,
             moves,
             restored,
             probes,
@@ -76,6 +77,11 @@ impl Daemon<'_> {
         }
         if let Some(wanted) = departures {
             self.apply_departures(wanted);
+        }
+        for link in left {
+            if let Err(error) = netlink::neighbours::forget_unanswered(link) {
+                tracing::debug!(?link, %error, "packets may wait for neighbours behind a dead link");
+            }
         }
         moves.into_iter().for_each(|order| self.peers.order(order));
         restored.into_iter().for_each(|what| self.finish_restoring(what));

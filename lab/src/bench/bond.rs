@@ -5,6 +5,7 @@ pub(super) mod crowd;
 pub(super) mod cut;
 pub(super) mod fair;
 pub(super) mod few;
+pub(super) mod late;
 pub(super) mod matrix;
 pub(super) mod messages;
 pub(super) mod moves;

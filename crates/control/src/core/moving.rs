@@ -10,7 +10,7 @@ use std::time::Duration;
 use braid_api::Accepted;
 use braid_decide::detection::HostStatus;
 use braid_model::key::PublicKey;
-use braid_model::{Protocol, SequenceNumbers, Time};
+use braid_model::{Family, Protocol, SequenceNumbers, Time};
 
 use super::Core;
 use super::relocated::MovedFlow;
@@ -150,6 +150,7 @@ impl<S: Steering> Core<S> {
     /// Sets the hosts that take requests to move flows.
     pub fn set_movers(&mut self, now: Time, hosts: BTreeSet<IpAddr>) -> Result<(), SteeringError> {
         self.moving.hosts = if self.config.moves { hosts } else { BTreeSet::new() };
+        self.update_relocated(now)?;
         self.step_moving(now)
     }
 
@@ -176,6 +177,11 @@ impl<S: Steering> Core<S> {
     /// Whether a flow could change its link if its destination ran Braid.
     pub(super) fn could_move(&self, row: &FlowRow) -> bool {
         self.moves_flows() && can_move(row) && self.could_use_several(row)
+    }
+
+    /// Whether another host takes requests to move flows.
+    pub(super) fn has_movers(&self) -> bool {
+        self.moves_flows() && !self.moving.hosts.is_empty()
     }
 
     /// Whether direct flows may move at all.
@@ -386,15 +392,21 @@ impl<S: Steering> Core<S> {
             Ok(done) => done.refused.into_iter().map(|(place, error)| (place, error.to_string())).collect(),
             Err(error) => (0..agreed.len()).map(|place| (place, error.to_string())).collect::<BTreeMap<_, _>>(),
         };
+        let mut arrived = false;
         for (place, flow) in agreed.iter().enumerate() {
             match (refused.remove(&place), self.moving.flows.get_mut(&flow.own)) {
                 (Some(reason), _) => failed.push((flow.own, reason)),
                 (None, Some(known)) => {
+                    arrived |= !matches!(known.stage, Stage::Moved(_));
                     (known.stage, known.before) = (Stage::Moved(now + RENEWAL), None);
                     self.moving.refused.remove(&flow.own);
                 }
                 (None, None) => {}
             }
+        }
+        if arrived {
+            let dead = self.links.iter().filter(|(_, link)| Family::ALL.iter().all(|family| !link.usable(*family)));
+            self.actions.left.extend(dead.map(|(index, _)| index));
         }
         let given_up = self.give_up(now, failed);
         self.step_moving(now).and(given_up)

@@ -576,7 +576,10 @@ impl<S: Steering> Core<S> {
         let addresses: BTreeSet<IpAddr> = self.relocated.flows.keys().map(|own| own.source.ip()).collect();
         let ways = self.relocated.flows.values().filter_map(|entry| self.way_of(&entry.wire));
         let mtu = ways.filter_map(|way| Some(self.network.interface(way.device)?.mtu)).min();
-        let device = (!addresses.is_empty()).then(|| Departures { mtu: mtu.unwrap_or(LEAST_MTU).max(LEAST_MTU), addresses });
+        let mtu = mtu.or_else(|| self.links.values().map(|link| link.facts.mtu).min());
+        // Once a flow may move it is made in advance: that takes as long as the rest of a move.
+        let wanted = !addresses.is_empty() || self.has_movers();
+        let device = wanted.then(|| Departures { mtu: mtu.unwrap_or(LEAST_MTU).max(LEAST_MTU), addresses });
         if device != self.relocated.device {
             self.actions.departures = Some(device.clone());
             (self.relocated.device, self.relocated.was_whole) = (device, false);

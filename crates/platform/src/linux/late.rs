@@ -127,6 +127,7 @@ struct Frame {
 /// A link.
 struct Link {
     index: LinkIndex,
+    name: String,
     mac: [u8; 6],
     state: LinkState,
     /// What sends over it, and over the device of moved flows, which leads there. `None`: it cannot be opened now.
@@ -200,6 +201,7 @@ impl Forwarder {
             let known = before.remove(&slot).filter(|known| known.index == wanted.index);
             let known = known.unwrap_or(Link {
                 index: wanted.index,
+                name: String::new(),
                 mac: wanted.mac.0,
                 state: wanted.state,
                 socket: None,
@@ -208,7 +210,7 @@ impl Forwarder {
                 full_until: None,
                 retry_at: None,
             });
-            let mut link = Link { mac: wanted.mac.0, state: wanted.state, ..known };
+            let mut link = Link { name: wanted.name, mac: wanted.mac.0, state: wanted.state, ..known };
             link.socket = link.socket.or_else(|| self.open(wanted.index));
             link.departures = plan.departure.and_then(|device| link.departures.or_else(|| self.open(device)));
             self.links.insert(slot, link);
@@ -316,6 +318,10 @@ impl Forwarder {
         let ends = ends_of(&frame.bytes).map(|(ends, _)| ends);
         let is_moved = frame.moved || ends.is_some_and(|ends| self.flows.get(&ends).is_some_and(|flow| flow.moved.is_some()));
         let link = self.links.get(&slot).ok_or_else(gone)?;
+        // Without carrier the kernel takes packets and drops them (thesis, 2.4.2), and says that all went well.
+        if !link.socket.as_ref().is_some_and(|socket| socket::is_running(socket.as_fd(), &link.name).unwrap_or(false)) {
+            return Err(gone());
+        }
         let socket = if is_moved { &link.departures } else { &link.socket };
         let mut bytes = frame.bytes.clone();
         bytes[6..12].copy_from_slice(&link.mac);

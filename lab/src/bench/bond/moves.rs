@@ -25,7 +25,7 @@ use crate::spec::{LinkSpec, mbps, ms};
 const LINKS: [(u64, u64); 2] = [(20, 10), (20, 30)];
 const NAMES: [&str; 2] = ["wlan0", "lte0"];
 /// Port of the flows that move.
-const PORT: u16 = 8080;
+pub(super) const PORT: u16 = 8080;
 /// Flows over the link that dies.
 const FLOWS: usize = 20;
 /// Flows that move at once.
@@ -35,10 +35,10 @@ const SPANS: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(5)];
 /// Timeout of every step.
 const LIMIT: Duration = Duration::from_secs(60);
 /// All flows use the first link.
-const RULES: &str = "[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 8080 }\ncarry = \"direct\"\n";
+pub(super) const RULES: &str = "[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 8080 }\ncarry = \"direct\"\n";
 
 /// Two hosts that run Braid. The server's programs end last.
-struct World {
+pub(super) struct World {
     daemon: Daemon,
     _relay: MovesRelay,
     server: ServerDaemon,
@@ -47,9 +47,14 @@ struct World {
 
 impl World {
     fn start(settings: &Settings, lab: &Lab) -> Result<Self> {
+        Self::start_with(settings, lab, RULES)
+    }
+
+    /// Starts them with this configuration of the client, in addition to the scheduler.
+    pub(super) fn start_with(settings: &Settings, lab: &Lab, config: &str) -> Result<Self> {
         let server = ServerDaemon::start(lab, &settings.braid)?;
         let relay = MovesRelay::start(lab, &settings.braid)?;
-        let daemon = Daemon::start(lab, &settings.braid, "only-one", RULES)?;
+        let daemon = Daemon::start(lab, &settings.braid, "only-one", config)?;
         Ok(Self { daemon, _relay: relay, server, braid: settings.braid.clone() })
     }
 
@@ -69,7 +74,7 @@ impl World {
     }
 
     /// Waits until `count` flows run and the server agrees to moves. Returns their ids.
-    fn movable(&self, lab: &Lab, count: usize) -> Result<Vec<(String, String)>> {
+    pub(super) fn movable(&self, lab: &Lab, count: usize) -> Result<Vec<(String, String)>> {
         let begin = Instant::now();
         loop {
             let flows = self.flows(lab)?;

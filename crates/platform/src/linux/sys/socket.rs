@@ -43,6 +43,27 @@ pub fn sender_of_frames(device: LinkIndex) -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// Whether a device is on and has carrier, as far as the kernel has noticed (`SIOCGIFFLAGS`). `socket` is any of the device's network namespace.
+///
+/// # Errors
+/// `ENODEV` if there is none of this name; `EINVAL` if the name is longer than 15 bytes.
+pub fn is_running(socket: BorrowedFd<'_>, device: &str) -> io::Result<bool> {
+    // SAFETY: all zero bytes are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if device.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: SIOCGIFFLAGS reads the name, which ends with a zero byte, and writes the flags; the request is ours.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has written the flags.
+    Ok(libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags }) & libc::IFF_RUNNING != 0)
+}
+
 /// Bytes that were written to a TCP socket and that the other end has not acknowledged, or the memory of what a socket of frames has sent and its device has not
 /// finished (`SIOCOUTQ`).
 ///

@@ -1,0 +1,42 @@
+//! Neighbours whose hardware address is not known yet.
+
+use std::io;
+
+use braid_model::LinkIndex;
+use netlink_packet_core::Parseable;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
+
+use super::talk::NetlinkSocket;
+
+/// Ends the search for neighbours behind a device that no packet leaves. The kernel keeps packets for them for three seconds, and TCP sends no segment again
+/// that it knows to be still in a queue of this machine: a flow that has moved to another link would wait for it. The kernel tells the sockets that the host
+/// is unreachable, and TCP forgets the last doubling of its timer (RFC 6069).
+///
+/// # Errors
+/// The kernel rejects the request, or a sandbox forbids AF_NETLINK.
+pub fn forget_unanswered(device: LinkIndex) -> io::Result<()> {
+    let mut socket = NetlinkSocket::open()?;
+    let read = |body: &[u8]| {
+        let found = NeighbourMessage::parse(body).ok()?;
+        (found.header.ifindex == device.0 && found.header.state == NeighbourState::Incomplete).then_some(found)
+    };
+    let found = socket.dump(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()), read)?;
+    for neighbour in found {
+        let mut gone = NeighbourMessage::default();
+        gone.header = neighbour.header;
+        gone.attributes = neighbour
+            .attributes
+            .into_iter()
+            .filter(|attribute| {
+                matches!(attribute, NeighbourAttribute::Destination(NeighbourAddress::Inet(_) | NeighbourAddress::Inet6(_)))
+            })
+            .collect();
+        match socket.change(RouteNetlinkMessage::DelNeighbour(gone), 0) {
+            // It was found, or given up, meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            done => done?,
+        }
+    }
+    Ok(())
+}
