@@ -43,7 +43,7 @@ const COLUMNS = [
     key: 'carry',
     label: 'Carried',
     sort: (flow) => flow.carry + (flow.peer ?? ''),
-    text: (flow) => (flow.peer ? `${flow.carry}, ${flow.peer}` : flow.carry),
+    text: (flow) => `${flow.peer ? `${flow.carry}, ${flow.peer}` : flow.carry}${flow.moved_to ? ', moved' : ''}`,
   },
   { key: 'age', label: 'Age', num: true, sort: age, text: (flow) => duration(age(flow)) },
 ];
@@ -163,7 +163,10 @@ function openFlow(flow) {
     ['Protocol', flow.protocol.toUpperCase()],
     ['Link', linksOf(flow).join(', ')],
     ...(typeof flow.fast_path === 'boolean' ? [['Fast path', flow.fast_path ? 'its packets take it' : 'not used now']] : []),
+    ...(flow.moved_to ? [['Moved', `its packets leave over ${flow.moved_to}, with that link’s address`]] : []),
+    ...(flow.late ? [['Queue', 'its packets wait until the link can take them']] : []),
     ['Carriage', flow.peer ? `${flow.carry}, through ${flow.peer}` : flow.carry],
+    ['Encryption', flow.carry === 'direct' ? 'Braid adds none: only the program’s own' : `Braid encrypts it between this device and ${flow.peer ?? 'the other end'}`],
     ['Scheduler', flow.scheduler],
     ['Received', bytes(flow.rx_bytes)],
     ['Sent', bytes(flow.tx_bytes)],
@@ -194,7 +197,7 @@ function openFlow(flow) {
     h('h3', { text: 'Why this link' }),
     why,
     actions,
-    flow.carry !== 'direct' ? moveForm(flow) : null,
+    flow.carry !== 'direct' || (flow.protocol === 'tcp' && !flow.client && !flow.virtual_interface) ? moveForm(flow) : null,
   ]);
   post('/v1/explain', { flow: flow.id }).then(
     (answer) => explain(why, answer),
@@ -263,7 +266,7 @@ function explain(why, answer) {
 
 /** Form to move a flow that a relay carries to another link. */
 function moveForm(flow) {
-  const to = select([['', 'All links'], ...(store.status?.links ?? []).map((link) => [link.name, link.name])], '', {
+  const to = select([['', flow.carry === 'direct' ? 'Its own link' : 'All links'], ...(store.status?.links ?? []).map((link) => [link.name, link.name])], '', {
     'aria-label': 'Move to',
   });
   const button = h('button', {

@@ -278,6 +278,11 @@ fn large_flows_of_devices_take_the_fast_path_and_nothing_in_them_changes() {
 }
 
 #[test]
+fn packets_of_large_flows_may_wait_for_their_link() {
+    large_flows(&format!("late = true\n{GATEWAY}"), From::Device);
+}
+
+#[test]
 fn large_flows_of_programs_on_the_virtual_interface_take_it_too() {
     large_flows("scheduler = \"round-robin\"\n[virtual]\naddress = [\"10.99.0.1/24\", \"fd99::1/64\"]\n", From::Program);
 }

@@ -172,12 +172,14 @@ impl BpfSteering {
         }
         let mut attached: Vec<Box<dyn Send + Sync>> = Vec::new();
         for &(name, side) in programs(port.side) {
+            // What only looks comes first, what sends packets elsewhere last.
+            let order = if name == "braid_to_link" { LinkOrder::first() } else { LinkOrder::default() };
             let options = if by_link {
-                TcAttachOptions::TcxOrder(LinkOrder::default())
+                TcAttachOptions::TcxOrder(order)
             } else {
                 // An earlier daemon's. It fails if there is none.
                 let _ = tc::qdisc_detach_program(&port.name, side, name);
-                TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, ..NlOptions::default() })
+                TcAttachOptions::Netlink(NlOptions { priority: PRIORITY + u16::from(name == LATE_PROGRAM), ..NlOptions::default() })
             };
             let Program::SchedClassifier(program) = program(&mut self.ebpf, name).map_err(|error| error.to_string())? else {
                 return Err(format!("{name} has another type"));
