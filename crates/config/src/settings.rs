@@ -9,9 +9,10 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
-use braid_api::{ConfigChange, ConfigChanged, ConfigView, Finding as FindingView};
+use braid_api::{ConfigChange, ConfigChanged, ConfigView, Edit, Finding as FindingView};
 use braid_control::RequestError;
 use braid_control::config::{Config, Finding, Severity};
+use braid_decide::policy::AppRule;
 use ring::digest::{SHA256, digest};
 
 use crate::{ConfigErrors, World};
@@ -20,6 +21,8 @@ use file::Staged;
 
 /// Maximum number of changes that can be undone.
 const MAX_UNDO: usize = 20;
+/// Maximum length of a program's rule, in bytes of TOML.
+const MAX_RULE: usize = 16 << 10;
 
 /// The configuration file and its history of changes.
 #[derive(Debug)]
@@ -191,6 +194,25 @@ impl Settings {
         self.path.get_or_insert_with(|| self.fallback.clone());
         Ok(())
     }
+}
+
+/// Reads a program's rule: keys and values of an `[[app]]` entry. Returns it with the warnings of the configuration checker.
+///
+/// # Errors
+/// Invalid, with the findings, as for an entry of the configuration; unclear if it is too long.
+pub fn program_rule(rule: &serde_json::Map<String, serde_json::Value>, world: &World) -> Result<(AppRule, Vec<String>), RequestError> {
+    const TITLE: &str = "Rule refused";
+    let add = Edit::AppAdd { at: None, value: rule.clone() };
+    let (text, _) = edit::apply("", &[add]).map_err(|error| match error {
+        EditError::Broken(reason) | EditError::Refused { reason, .. } => RequestError::invalid(TITLE, reason),
+    })?;
+    if text.len() > MAX_RULE {
+        return Err(RequestError::unclear(format!("the rule is longer than {MAX_RULE} bytes: shorten it")));
+    }
+    let mut config = crate::parse("rule", &text, world).map_err(|errors| RequestError { title: TITLE, ..refused(&errors) })?;
+    let warnings = config.warnings.iter().map(ToString::to_string).collect();
+    let rule = config.policy.apps.pop().ok_or_else(|| RequestError::invalid(TITLE, "the rule is empty: write match and what applies"))?;
+    Ok((rule, warnings))
 }
 
 /// The text of a configuration file; empty if there is none.

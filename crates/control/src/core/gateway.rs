@@ -215,7 +215,8 @@ impl<S: Steering> Core<S> {
         let any = Subject { exe: None, name: "", port: 0, destination, cgroup: None, user: None, client: Some(client), class };
         let names_only = |matcher: &AppMatcher| *matcher == AppMatcher { client: matcher.client.clone(), ..AppMatcher::default() };
         let found = self.in_force.apps.iter().position(|rule| names_only(&rule.matcher) && rule.matcher.matches(&any));
-        found.map(|place| place as u32 + 1)
+        // Rules of programs have names instead of numbers.
+        found.filter(|place| *place < self.config.policy.apps.len()).map(|place| place as u32 + 1)
     }
 }
 

@@ -104,6 +104,8 @@ struct RowNames {
     devices: BTreeMap<LinkIndex, String>,
     /// Name of the virtual interface.
     own: Option<String>,
+    /// Number of `[[app]]` rules, which precede those of programs.
+    entries: usize,
     /// Number of exclusion rules, which precede the `[[app]]` rules.
     exclusions: usize,
 }
@@ -118,7 +120,8 @@ struct AppNames {
 impl<S: Steering> Core<S> {
     /// Snapshot of the last poll. It is cheap, however many flows there are.
     pub fn flows_view(&self, now: Time) -> FlowsView {
-        let mut names = RowNames { exclusions: rules::exclusions(&self.config.policy), ..RowNames::default() };
+        let policy = &self.config.policy;
+        let mut names = RowNames { exclusions: rules::exclusions(policy), entries: policy.apps.len(), ..RowNames::default() };
         names.own = self.virtual_device().map(|own| own.name.clone());
         names.devices = self.network.interfaces.iter().map(|device| (device.index, device.name.clone())).collect();
         for row in runs(&self.flows) {
@@ -217,7 +220,11 @@ impl FlowsView {
             demand_bytes: Some(row.demand.get()),
             retransmissions: row.retransmissions.map(u64::from),
             delivery_rate_bps: row.delivery_rate.map(|rate| rate.bps()),
-            rule: row.rule.and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions)).map(|rule| rule as u32 + 1),
+            rule: row
+                .rule
+                .and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions))
+                .filter(|rule| *rule < self.names.entries)
+                .map(|rule| rule as u32 + 1),
             energy_j: progress.energy.total().map(Joules::get),
             peer: None,
             client: client.map(|client| client.to_string()),
