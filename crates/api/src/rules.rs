@@ -23,7 +23,7 @@ pub struct RuleChange {
     #[serde(default)]
     pub lease_ms: Option<u64>,
     /// Whether the rule outlives the program that asks. Otherwise it is removed when the process that opened the connection to the Unix socket ends. A
-    /// rule that was added over TCP always outlives its program.
+    /// rule that was added over TCP, or from another process namespace, always outlives its program.
     #[serde(default)]
     pub stays: bool,
 }

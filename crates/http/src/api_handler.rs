@@ -134,7 +134,7 @@ impl ApiHandler {
             }
             Request::ProgramEnded(program) => match core.on_program_ended(now, &program) {
                 Ok(false) => {}
-                Ok(true) => drop(self.history.note(unix_ms, "config", "info", format!("{program} has ended: its rules are removed"))),
+                Ok(true) => self.history.note(unix_ms, "config", "info", format!("{program} has ended: its rules are removed")),
                 Err(error) => tracing::warn!("the rules of {program}, which has ended, are not removed from the kernel yet: {error}"),
             },
             Request::Tradeoff(reply) => drop(reply.send(Ok(core.tradeoff(now)))),

@@ -26,6 +26,9 @@ const MAX_BODY: usize = 256 << 10;
 /// The checked-in output of [`braid_api::openapi::document`].
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
 
+/// Warning about a rule that cannot end with its program.
+const UNSEEN: &str = "Braid does not see the process at the other end, as in another process namespace, so only the lease ends the rule";
+
 type Core = State<Api>;
 type Reply<T> = Result<Json<Versioned<T>>, Refusal>;
 type Body<T> = Result<Json<T>, JsonRejection>;
@@ -123,6 +126,7 @@ async fn ask_with_body<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, 
 async fn change_rule(State(api): Core, ConnectInfo(client): ConnectInfo<ApiClient>, body: Body<RuleChange>) -> Reply<Accepted> {
     let change = parse_body(body)?;
     let process = client.process().filter(|_| !change.stays).cloned();
+    let unseen = matches!(client, ApiClient::Local { .. }) && process.is_none() && !change.stays && change.rule.is_some();
     let changed = tokio::spawn(async move {
         let program = process.as_deref().map(programs::program);
         let adds = change.rule.is_some();
@@ -133,7 +137,9 @@ async fn change_rule(State(api): Core, ConnectInfo(client): ConnectInfo<ApiClien
         answer
     });
     let failed = |_| Refusal(Problem::new(500, "Failed", "the change of the rule has failed: see the daemon's log"));
-    changed.await.map_err(failed)?.map(versioned)
+    let mut accepted = changed.await.map_err(failed)??;
+    accepted.warnings.extend(unseen.then(|| UNSEEN.to_owned()));
+    Ok(versioned(accepted))
 }
 
 /// Parses a body.
