@@ -12,6 +12,7 @@ use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::Scheduler;
 use braid_model::{ByteCount, Direction, FlowId, Joules, LinkIndex, Time};
 
+use super::programs::ProgramRuleNames;
 use super::{Core, rules};
 use crate::steering::{AppId, FlowRow, Steering};
 
@@ -106,6 +107,7 @@ struct RowNames {
     own: Option<String>,
     /// Number of `[[app]]` rules, which precede those of programs.
     entries: usize,
+    programs: ProgramRuleNames,
     /// Number of exclusion rules, which precede the `[[app]]` rules.
     exclusions: usize,
 }
@@ -121,7 +123,8 @@ impl<S: Steering> Core<S> {
     /// Snapshot of the last poll. It is cheap, however many flows there are.
     pub fn flows_view(&self, now: Time) -> FlowsView {
         let policy = &self.config.policy;
-        let mut names = RowNames { exclusions: rules::exclusions(policy), entries: policy.apps.len(), ..RowNames::default() };
+        let (exclusions, entries, programs) = (rules::exclusions(policy), policy.apps.len(), self.programs.names());
+        let mut names = RowNames { exclusions, entries, programs, ..RowNames::default() };
         names.own = self.virtual_device().map(|own| own.name.clone());
         names.devices = self.network.interfaces.iter().map(|device| (device.index, device.name.clone())).collect();
         for row in runs(&self.flows) {
@@ -199,6 +202,7 @@ impl FlowsView {
         let address = |end: (std::net::IpAddr, u16)| SocketAddr::new(end.0, end.1).to_string();
         let device = self.names.devices.get(&row.link);
         let client = row.app.client_address();
+        let rule = row.rule.and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions));
         Flow {
             id: row.id.0,
             application: named.map_or_else(|| row.app.name.clone(), |named| named.application.clone()),
@@ -220,11 +224,8 @@ impl FlowsView {
             demand_bytes: Some(row.demand.get()),
             retransmissions: row.retransmissions.map(u64::from),
             delivery_rate_bps: row.delivery_rate.map(|rate| rate.bps()),
-            rule: row
-                .rule
-                .and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions))
-                .filter(|rule| *rule < self.names.entries)
-                .map(|rule| rule as u32 + 1),
+            rule: rule.filter(|rule| *rule < self.names.entries).map(|rule| rule as u32 + 1),
+            program_rule: rule.and_then(|rule| self.names.programs.name(rule.checked_sub(self.names.entries)?, row.started)),
             energy_j: progress.energy.total().map(Joules::get),
             peer: None,
             client: client.map(|client| client.to_string()),

@@ -121,6 +121,11 @@ impl ProgramRules {
         self.places.get(place)?.as_ref().map(|rule| rule.name.as_str())
     }
 
+    /// The names of all rules, for a snapshot.
+    pub(super) fn names(&self) -> ProgramRuleNames {
+        ProgramRuleNames(self.places.iter().map(|rule| rule.as_ref().map(|rule| (rule.name.clone(), rule.since))).collect())
+    }
+
     /// When the next lease ends.
     pub(super) fn due(&self) -> Option<Time> {
         self.iter().map(|(_, rule)| rule.until).min()
@@ -134,6 +139,18 @@ impl ProgramRules {
         }
         while self.places.pop_if(|last| last.is_none()).is_some() {}
         removed
+    }
+}
+
+/// Names of the programs' rules by place, and since when flows have matched them.
+#[derive(Debug, Default)]
+pub(super) struct ProgramRuleNames(Vec<Option<(String, Time)>>);
+
+impl ProgramRuleNames {
+    /// Name of the rule at this place that a flow has matched which started then.
+    pub(super) fn name(&self, place: usize, started: Time) -> Option<String> {
+        let (name, since) = self.0.get(place)?.as_ref()?;
+        (started > *since).then(|| name.clone())
     }
 }
 

@@ -95,8 +95,12 @@ fn a_rule_applies_at_once_and_ends_with_its_lease() {
     assert_eq!(world.put("mine", None, over_lte()).unwrap().message, "the rule mine is added for 60 s");
     assert!(world.core.take_actions().rules_changed);
     assert_eq!(world.used(), ["lte0"], "without a tick");
+    world.run(Duration::from_millis(10));
     let (_, id) = world.flow("test");
     world.run(Duration::from_millis(500));
+    let flows = world.core.flows(world.now);
+    let shown: Vec<_> = flows.iter().map(|flow| (flow.id, flow.program_rule.as_deref(), flow.rule)).collect();
+    assert!(shown.contains(&(id.0, Some("mine"), None)), "{shown:?}");
     let explained = world.explain_flow(id);
     assert_eq!(
         (explained.program_rule.as_deref(), explained.rule, explained.rule_text.as_deref()),
