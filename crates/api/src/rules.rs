@@ -12,7 +12,7 @@ use crate::AppEntry;
 pub struct RuleChange {
     /// Name of the rule, unique on this machine: 1 to 32 lower-case letters, digits, `-` and `_`, starting with a letter.
     pub name: String,
-    /// The rule: keys and values of an `[[app]]` entry of the configuration without `when`, for example `{"match": {"port": 443}, "prefer": ["wlan0"]}`.
+    /// The rule: keys and values of an `[[app]]` entry of the configuration without `when` and `guarantee`, for example `{"match": {"port": 443}, "prefer": ["wlan0"]}`.
     /// `null` removes the rule.
     #[serde(default)]
     pub rule: Option<Map<String, Value>>,

@@ -394,7 +394,8 @@ impl Controller {
             .keys()
             .map(|id| {
                 let flow = &self.flows[id];
-                (flow.asks(), flow.peak.down.max(flow.peak.up), *id)
+                let is_reserved = Direction::ALL.into_iter().any(|direction| self.reserved(*id, direction).is_some());
+                (flow.asks() || is_reserved, flow.peak.down.max(flow.peak.up), *id)
             })
             .collect();
         // Of equals, the newest.

@@ -12,7 +12,6 @@ use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::Scheduler;
 use braid_model::{ByteCount, Direction, FlowId, Joules, LinkIndex, Time};
 
-use super::programs::ProgramRuleNames;
 use super::{Core, rules};
 use crate::steering::{AppId, FlowRow, Steering};
 
@@ -107,7 +106,8 @@ struct RowNames {
     own: Option<String>,
     /// Number of `[[app]]` rules, which precede those of programs.
     entries: usize,
-    programs: ProgramRuleNames,
+    /// Rules of programs by place: name, and since when flows have matched them.
+    programs: Vec<Option<(String, Time)>>,
     /// Number of exclusion rules, which precede the `[[app]]` rules.
     exclusions: usize,
 }
@@ -203,6 +203,8 @@ impl FlowsView {
         let device = self.names.devices.get(&row.link);
         let client = row.app.client_address();
         let rule = row.rule.and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions));
+        let program = rule.and_then(|rule| self.names.programs.get(rule.checked_sub(self.names.entries)?)?.as_ref());
+        let program = program.filter(|(_, since)| row.started > *since);
         Flow {
             id: row.id.0,
             application: named.map_or_else(|| row.app.name.clone(), |named| named.application.clone()),
@@ -225,7 +227,7 @@ impl FlowsView {
             retransmissions: row.retransmissions.map(u64::from),
             delivery_rate_bps: row.delivery_rate.map(|rate| rate.bps()),
             rule: rule.filter(|rule| *rule < self.names.entries).map(|rule| rule as u32 + 1),
-            program_rule: rule.and_then(|rule| self.names.programs.name(rule.checked_sub(self.names.entries)?, row.started)),
+            program_rule: program.map(|(name, _)| name.clone()),
             energy_j: progress.energy.total().map(Joules::get),
             peer: None,
             client: client.map(|client| client.to_string()),

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use braid_api::{Accepted, Reservation, Reserve};
-use braid_decide::policy::{AppRule, Carry, LinkSelector, Objection, Pattern};
+use braid_decide::policy::{AppRule, Carry, LinkSelector, Objection, Pattern, Portion};
 use braid_decide::shaping::Reserved;
 use braid_model::{Direction, Family, LinkFacts, LinkIndex, PerDirection, Rate, Role, Time};
 
@@ -121,9 +121,9 @@ impl ProgramRules {
         self.places.get(place)?.as_ref().map(|rule| rule.name.as_str())
     }
 
-    /// The names of all rules, for a snapshot.
-    pub(super) fn names(&self) -> ProgramRuleNames {
-        ProgramRuleNames(self.places.iter().map(|rule| rule.as_ref().map(|rule| (rule.name.clone(), rule.since))).collect())
+    /// Each place's rule by name, and since when flows have matched it, for a snapshot.
+    pub(super) fn names(&self) -> Vec<Option<(String, Time)>> {
+        self.places.iter().map(|rule| rule.as_ref().map(|rule| (rule.name.clone(), rule.since))).collect()
     }
 
     /// When the next lease ends.
@@ -139,18 +139,6 @@ impl ProgramRules {
         }
         while self.places.pop_if(|last| last.is_none()).is_some() {}
         removed
-    }
-}
-
-/// Names of the programs' rules by place, and since when flows have matched them.
-#[derive(Debug, Default)]
-pub(super) struct ProgramRuleNames(Vec<Option<(String, Time)>>);
-
-impl ProgramRuleNames {
-    /// Name of the rule at this place that a flow has matched which started then.
-    pub(super) fn name(&self, place: usize, started: Time) -> Option<String> {
-        let (name, since) = self.0.get(place)?.as_ref()?;
-        (started > *since).then(|| name.clone())
     }
 }
 
@@ -201,7 +189,11 @@ impl<S: Steering> Core<S> {
         }
         let verb = if known.is_some() { "renewed" } else { "added" };
         let (lease, link) = (until.since(now).as_secs_f64(), self.reserved_link(place).map(|link| format!(", reserved on {link}")));
-        Ok(Accepted { message: format!("the rule {name} is {verb} for {lease} s{}", link.unwrap_or_default()), warnings: Vec::new() })
+        let reserved = self.programs.places[place].as_ref().and_then(|rule| rule.reserved.as_ref());
+        let unkept =
+            reserved.and_then(|reserved| reserved.reason.as_ref()).map(|reason| format!("the reservation is not kept now: {reason}"));
+        let message = format!("the rule {name} is {verb} for {lease} s{}", link.unwrap_or_default());
+        Ok(Accepted { message, warnings: unkept.into_iter().collect() })
     }
 
     /// `POST /v1/rules` without a rule: removes it.
@@ -259,20 +251,20 @@ impl<S: Steering> Core<S> {
     fn new_rule(&self, now: Time, place: usize, request: NewRule<'_>) -> Result<ProgramRule, RequestError> {
         let NewRule { name, program, rule: mut asked, reserve, lease } = request;
         let mut reserved = reserve.map(|reserve| placement(name, reserve, &mut asked)).transpose()?;
-        let old = self.programs.places.get(place).and_then(|old| old.as_ref()?.reserved.as_ref());
-        if let (Some(reserved), Some(old)) = (&mut reserved, old)
-            && (&reserved.rates, &reserved.wanted) == (&old.rates, &old.wanted)
-        {
-            reserved.link = old.link;
-        }
         if let Some(objection) = self.in_force_without_programs(now).objection(&asked, place, &self.backups()) {
             let detail = format!("the rule {name} {{ {} }} is refused: {objection}", matcher_text(&asked.matcher));
             return Err(RequestError::conflict("Against the policy", detail));
         }
-        if let Some(reserved) = &reserved {
-            self.find_link(now, place, &asked, reserved).map_err(|reason| {
-                RequestError::conflict("Not reserved", format!("the rule {name} reserves what no link can keep: {reason}"))
-            })?;
+        let old = self.programs.places.get(place).and_then(|old| old.as_ref()?.reserved.as_ref());
+        match (&mut reserved, old) {
+            // What was admitted stays, also while no link can keep it.
+            (Some(reserved), Some(old)) if (reserved.rates, &reserved.wanted) == (old.rates, &old.wanted) => reserved.link = old.link,
+            (Some(reserved), _) => {
+                let refused = |reason| format!("the rule {name} reserves what no link can keep: {reason}");
+                let found = self.find_link(now, place, &asked, reserved).map_err(refused);
+                found.map_err(|detail| RequestError::conflict("Not reserved", detail))?;
+            }
+            (None, _) => {}
         }
         let until = now + lease;
         Ok(ProgramRule { name: name.to_owned(), program, applied: asked.clone(), asked, objection: None, reserved, since: now, until })
@@ -454,11 +446,11 @@ fn placement(name: &str, reserve: &Reserve, rule: &mut AppRule) -> Result<Placem
     if !rule.prefer.is_empty() {
         return unclear("it selects the link, so leave out prefer, and write link to choose it");
     }
-    if rule.guarantee.is_some() {
-        return unclear("it guarantees the rate already, so leave out guarantee");
+    if rule.carry.needs_peer() || rule.relay.is_some() {
+        return unclear("it holds for direct flows, so leave out carry and relay");
     }
-    if rule.carry.needs_peer() {
-        return unclear("it holds for direct flows, so leave out carry");
+    if matches!(rule.rate, Some(Portion::Rate(most)) if given.iter().any(|rate| *rate > most)) {
+        return unclear("it exceeds the rule's rate, which limits the same flows: lower it, or raise rate");
     }
     rule.carry = Carry::Direct;
     Ok(Placement { rates, wanted: reserve.link.clone(), link: None, reason: None })

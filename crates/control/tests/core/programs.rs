@@ -259,14 +259,17 @@ fn malformed_requests_change_nothing() {
     }
     let when = When { running: Some("game".into()), ..When::default() };
     assert_eq!(world.put("mine", None, AppRule { when, ..over_lte() }).unwrap_err().cause, Cause::Conflict);
+    let error = world.put("mine", None, AppRule { guarantee: Some(Portion::Share(0.1)), ..over_lte() }).unwrap_err();
+    assert!(error.cause == Cause::Conflict && error.detail.contains("reserve"), "{error}");
     let plain = || matching("test");
     for (rule, reserve) in [
         (plain(), Reserve::default()),
         (plain(), up(0, None)),
         (plain(), up(47_999, None)),
         (AppRule { prefer: only(&["wlan0"]).unwrap(), ..plain() }, up(1_000_000, None)),
-        (AppRule { guarantee: Some(Portion::Share(0.1)), ..plain() }, up(1_000_000, None)),
+        (AppRule { rate: Some(Portion::Rate(Rate::from_bps(900_000))), ..plain() }, up(1_000_000, None)),
         (AppRule { carry: Carry::Bond, ..plain() }, up(1_000_000, None)),
+        (AppRule { relay: Some("home".into()), ..plain() }, up(1_000_000, None)),
     ] {
         assert_eq!(world.reserve("mine", rule, &reserve).unwrap_err().cause, Cause::Unclear, "{reserve:?}");
     }
@@ -340,6 +343,9 @@ fn a_reservation_follows_links_that_die_and_says_when_none_can_keep_it() {
         assert!(!reservation.kept && reservation.link.is_none(), "{reservation:?}");
         assert!(reservation.reason.as_ref().is_some_and(|reason| reason.contains("wlan0 is not usable now")), "{reservation:?}");
     }
+    let renewed = world.reserve("mine", matching("mine"), &up(6_000_000, None)).unwrap();
+    assert!(renewed.warnings[0].contains("not kept now: wlan0 is not usable now"), "what was admitted stays: {renewed:?}");
+    world.reserve("new", matching("new"), &up(1_000_000, None)).unwrap_err();
     world.devices.iter_mut().for_each(|device| device.carrier = true);
     world.set_network();
     world.run(Duration::from_secs(5));

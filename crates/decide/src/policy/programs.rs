@@ -11,6 +11,9 @@ pub enum Objection {
     /// It has a condition on the context.
     #[error("it has when, which only entries of the configuration have: add the rule when it is to apply, and remove it afterwards")]
     Conditional,
+    /// It guarantees a rate without regard to what the links can keep.
+    #[error("it has guarantee, which only entries of the configuration have: reserve the rate instead")]
+    Guarantee,
     /// `[exclude]` matches all its flows.
     #[error("[exclude] leaves all flows that it matches to the system: match others, or change [exclude]")]
     Excluded,
@@ -49,6 +52,8 @@ impl Policy {
         let selects = |facts: &&&LinkFacts| rule.links.iter().flatten().chain(&rule.prefer).any(|selector| selector.matches(facts));
         if !rule.when.is_empty() {
             Some(Objection::Conditional)
+        } else if rule.guarantee.is_some() {
+            Some(Objection::Guarantee)
         } else if exclusions.iter().any(|matcher| matcher.covers(&rule.matcher)) {
             Some(Objection::Excluded)
         } else if let Some(entry) = self.apps.iter().position(shadows) {
@@ -69,7 +74,7 @@ impl Policy {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AppMatcher, Carry, Exclusions, Fallback, LinkSelector, Pattern, When};
+    use super::super::{AppMatcher, Carry, Exclusions, Fallback, LinkSelector, Pattern, Portion, When};
     use super::*;
     use braid_model::{LinkIndex, LinkKind};
 
@@ -117,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_may_not_name_a_backup_link_or_a_condition() {
+    fn a_rule_may_not_name_a_backup_link_a_condition_or_a_guarantee() {
         let lte = LinkFacts::new(LinkIndex(2), "lte0", LinkKind::Cellular);
         let strict = AppRule { links: Some(named(&["wlan0", "lte*"])), ..matching("curl") };
         let soft = AppRule { prefer: named(&["lte0"]), ..matching("curl") };
@@ -127,5 +132,8 @@ mod tests {
         }
         let running = AppRule { when: When { running: Some("game".into()), ..When::default() }, ..matching("curl") };
         assert_eq!(Policy::default().objection(&running, 0, &[]), Some(Objection::Conditional));
+        // Together with the user's guarantees it could exceed a link, and each would get less.
+        let all = AppRule { guarantee: Some(Portion::Share(1.0)), ..matching("curl") };
+        assert_eq!(Policy::default().objection(&all, 0, &[]), Some(Objection::Guarantee));
     }
 }
