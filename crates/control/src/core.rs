@@ -395,7 +395,7 @@ impl<S: Steering> Core<S> {
 
     fn reevaluate(&mut self, now: Time) -> Result<(), SteeringError> {
         let context = self.update_context(now);
-        let programs = self.expire_program_rules(now);
+        self.expire_program_rules(now);
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets, !self.in_force.confines(None)));
         let kept = self.keep_up(now);
         self.note_deaths(now);
@@ -408,16 +408,7 @@ impl<S: Steering> Core<S> {
         let relocated = self.expire_relocated(now);
         let moves = self.expire_moves(now);
         let shared = self.step_shares(now);
-        context
-            .and(programs)
-            .and(moves)
-            .and(kept)
-            .and(servers)
-            .and(refusals)
-            .and(moved)
-            .and(relocated)
-            .and(shared)
-            .and(self.update_params(now))
+        context.and(moves).and(kept).and(servers).and(refusals).and(moved).and(relocated).and(shared).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

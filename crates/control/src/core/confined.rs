@@ -84,7 +84,7 @@ impl<S: Steering> Core<S> {
         let is_passed = |device: &&LinkFacts| {
             !policy.is_link(device) && device.master.is_none() && !device.addresses.is_empty() && device.name != DEPARTURE_DEVICE
         };
-        let rules = policy.apps.iter().filter_map(|rule| {
+        let rules = self.configured_in_force().filter_map(|rule| {
             let allowed = if policy.confines(Some(rule)) { Some(Vec::new()) } else { allowed_links(rule, links) };
             own_rule(&rule.matcher, allowed)
         });

@@ -74,7 +74,7 @@ impl<S: Steering> Core<S> {
         let own = self.virtual_device().into_iter().flat_map(|own| own.addresses.iter().copied());
         let context = RuleContext { clients: &self.clients, own: self.virtual_device(), containers: self.container_devices() };
         let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| context.rule(&matcher, None));
-        let rules = policy.apps.iter().filter_map(|rule: &AppRule| {
+        let rules = self.configured_in_force().filter_map(|rule: &AppRule| {
             let allowed = if policy.confines(Some(rule)) { Some(relay_only()) } else { allowed_links(rule, &links) };
             context.rule(&rule.matcher, allowed)
         });

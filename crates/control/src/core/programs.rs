@@ -170,7 +170,7 @@ impl<S: Steering> Core<S> {
             let detail = format!("lease_ms of {name:?} is {}: write 1000 to {}", request.lease.as_millis(), LEASES.end().as_millis());
             return Err(RequestError::unclear(detail));
         }
-        self.expire_program_rules(now).map_err(|error| not_applied(name, &error))?;
+        self.expire_program_rules(now);
         let known = self.programs.place_of(name);
         self.check_owner(name, known, request.program.as_ref())?;
         let place = known.unwrap_or_else(|| self.programs.places.iter().position(Option::is_none).unwrap_or(self.programs.places.len()));
@@ -181,10 +181,12 @@ impl<S: Steering> Core<S> {
             self.programs.places.push(None);
         }
         self.programs.places[place] = Some(ProgramRule { since: since.unwrap_or(now), ..new });
-        if let Err(error) = self.apply_program_rules(now).and_then(|()| self.update_params(now)) {
+        self.apply_program_rules(now);
+        if let Err(error) = self.update_params(now) {
             self.programs = before;
-            // Retried with the other parameters, if this fails, too.
-            let _ = self.apply_program_rules(now).and_then(|()| self.update_params(now));
+            self.apply_program_rules(now);
+            // Retried, if this fails, too.
+            let _ = self.update_params(now);
             return Err(not_applied(name, &error));
         }
         let verb = if known.is_some() { "renewed" } else { "added" };
@@ -203,7 +205,8 @@ impl<S: Steering> Core<S> {
             let detail = format!("no program has added a rule {name}, or its lease has ended: \"braid rules\" lists them");
             return Err(RequestError::not_found("No such rule", detail));
         }
-        let removed = self.apply_program_rules(now).and_then(|()| self.update_params(now));
+        self.apply_program_rules(now);
+        let removed = self.update_params(now);
         removed.map_err(|error| RequestError::failed("Not removed", format!("{name} is not removed yet ({error}); Braid tries again")))?;
         Ok(Accepted { message: format!("the rule {name} is removed"), warnings: Vec::new() })
     }
@@ -213,7 +216,8 @@ impl<S: Steering> Core<S> {
         if !self.programs.remove(|rule| rule.program.as_ref().is_some_and(|owner| is_same(owner, program))) {
             return Ok(false);
         }
-        self.apply_program_rules(now).and_then(|()| self.update_params(now)).map(|()| true)
+        self.apply_program_rules(now);
+        self.update_params(now).map(|()| true)
     }
 
     /// Whether a program has added a rule with this name.
@@ -270,10 +274,10 @@ impl<S: Steering> Core<S> {
         Ok(ProgramRule { name: name.to_owned(), program, applied: asked.clone(), asked, objection: None, reserved, since: now, until })
     }
 
-    /// Removes rules whose lease has ended, and judges the others again: the policy and the links may have changed.
-    pub(super) fn expire_program_rules(&mut self, now: Time) -> Result<(), SteeringError> {
+    /// Removes rules whose lease has ended, and judges the others again: the policy and the links may have changed. The caller updates the parameters.
+    pub(super) fn expire_program_rules(&mut self, now: Time) {
         if self.programs.places.is_empty() {
-            return Ok(());
+            return;
         }
         let expired = self.programs.remove(|rule| rule.until <= now);
         let before = self.programs.clone();
@@ -282,10 +286,9 @@ impl<S: Steering> Core<S> {
             let state = |rule: &Option<ProgramRule>| rule.as_ref().map(|rule| (rule.applied.clone(), rule.reserved.clone()));
             state(old) != state(new)
         };
-        if !expired && !before.places.iter().zip(&self.programs.places).any(differs) {
-            return Ok(());
+        if expired || before.places.iter().zip(&self.programs.places).any(differs) {
+            self.apply_program_rules(now);
         }
-        self.apply_program_rules(now)
     }
 
     /// Finds out which rules apply now, and which links keep the reservations.
@@ -313,13 +316,12 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// Puts the rules in force.
-    fn apply_program_rules(&mut self, now: Time) -> Result<(), SteeringError> {
+    /// Puts the rules in force. The firewall does not hold them: they promise nothing that must outlive the daemon.
+    fn apply_program_rules(&mut self, now: Time) {
         self.set_in_force(now);
         self.refresh_executables();
         self.actions.rules_changed = true;
         self.follow_shares(now);
-        self.update_gateway()
     }
 
     /// The link that can keep a reservation: the present one as long as it can, else the one with the most left; or why there is none.
@@ -389,6 +391,11 @@ impl<S: Steering> Core<S> {
             Some(name) => format!("the rule {name} of a program"),
             None => format!("[[app]] entry {}", index + 1),
         }
+    }
+
+    /// The entries of the policy in force without the rules of programs.
+    pub(super) fn configured_in_force(&self) -> impl Iterator<Item = &AppRule> {
+        self.in_force.apps.iter().take(self.config.policy.apps.len())
     }
 
     /// Name of the program's rule at this index of the policy in force.

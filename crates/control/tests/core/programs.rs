@@ -222,6 +222,21 @@ fn an_entry_with_a_condition_comes_first_while_it_holds() {
     assert!(world.rules()[0].entry.unmet.as_ref().unwrap().contains("[[app]] entry 1"));
 }
 
+/// The firewall's rules outlive a killed daemon.
+#[test]
+fn the_firewall_does_not_hold_rules_of_programs() {
+    let mut config = config(Scheduler::OnlyOne);
+    config.policy.lan = vec!["lan0".to_owned()];
+    config.policy.apps = vec![AppRule { matcher: AppMatcher { port: Some(22), ..AppMatcher::default() }, ..over_lte() }];
+    let mut world = World::new(config);
+    let plan = world.core.take_actions().gateway.flatten().unwrap();
+    assert!(plan.rules.iter().any(|rule| rule.port == Some(22)), "{plan:?}");
+    let strict = AppRule { matcher: AppMatcher { port: Some(443), ..AppMatcher::default() }, ..over_lte() };
+    world.put("mine", None, strict).unwrap();
+    world.set_network();
+    assert_eq!((world.core.take_actions().gateway, world.used()), (None, vec!["lte0".to_owned()]));
+}
+
 #[test]
 fn rules_are_limited_for_each_program_and_together() {
     let mut world = started(config(Scheduler::OnlyOne));
