@@ -215,6 +215,37 @@ fn a_guarantee_holds_beside_bulk_downloads() {
     assert_eq!(up.status().unwrap()["warnings"], serde_json::json!([]));
 }
 
+/// A program asks by the API that a rate is kept free.
+#[test]
+fn a_reservation_is_kept_beside_bulk_downloads_and_given_back() {
+    if !able() {
+        return;
+    }
+    let lab = one_link(12);
+    let web = Web::start(&lab).unwrap();
+    web.file(FILE).unwrap();
+    let up = Up::start(&lab, &known(12));
+    let _bulk: Vec<Download> = (0..4).map(|_| Download::start(&lab, &web, 12)).collect();
+    settles("all of it", || rates(&up, [12], ms(2000))[0], |bulk| bulk > 9e6);
+    let rule = serde_json::json!({"match": {"destination": Lab::internet(11).to_string()}});
+    let reserve = |bps: u64| serde_json::json!({"name": "call", "rule": rule, "reserve": {"down_bps": bps}, "lease_ms": 600_000});
+    let (status, refused) = up.api("POST /v1/rules", &reserve(10_000_000));
+    assert!(status == 409 && refused["detail"].as_str().unwrap().contains("wlan0 has 9.6 Mbit/s left down"), "{refused}");
+    let (status, accepted) = up.api("POST /v1/rules", &reserve(6_000_000));
+    assert_eq!((status, accepted["warnings"].clone()), (200, serde_json::json!([])), "{accepted}");
+    settles("kept free", || rates(&up, [12], ms(2000))[0], |bulk| bulk < 7e6 && bulk > 2e6);
+    let _kept = Download::start(&lab, &web, 11);
+    eventually("the flow receives", || received(&up, 11) > 0);
+    settles("reserved", || rates(&up, [11, 12], ms(2000)), |[kept, bulk]| kept > 0.9 * 0.95 * 6e6 && bulk > 2e6);
+    let rules = up.api("GET /v1/rules", &Value::Null).1;
+    assert_eq!(rules["rules"][0]["reservation"]["kept"], true, "{rules}");
+    let share = share(&up, 11);
+    assert_eq!(share["down"]["reserved_bps"].as_u64(), Some(6_000_000), "{share}");
+    assert!(up.braid(&["rules", "remove", "call"]).status.success());
+    // Five downloads share the link evenly.
+    settles("given back", || rates(&up, [11, 12], ms(2000)), |[former, bulk]| bulk > 1.8 * former && former + bulk > 9e6);
+}
+
 /// A program may set what Braid sets. Its limit, and not its licence, counts.
 #[test]
 fn a_program_cannot_lift_its_limit() {

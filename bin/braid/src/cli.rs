@@ -7,6 +7,7 @@ mod gateway;
 pub(crate) mod get;
 mod past;
 mod relay;
+mod rules;
 mod sim;
 mod steering;
 mod switch;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use braid_daemon::DEFAULT_CONFIG;
 use braid_http::DEFAULT_SOCKET;
+use braid_model::Rate;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use bond::{Bond, BondAction};
@@ -28,6 +30,7 @@ pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
     Join, Leave, Move, PortRange, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
 };
+pub(crate) use rules::{Rules, RulesAction};
 pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
 pub(crate) use steering::{Proxy, Run, Steering};
 pub(crate) use switch::{Switch, SwitchAction};
@@ -98,6 +101,7 @@ pub(crate) enum Command {
     /// Move running flows to another link: bonded ones, and direct ones whose host agrees.
     Move(Move),
     Context(Context),
+    Rules(Rules),
     Relay(Box<Relay>),
     Doctor(Doctor),
     /// Print a shell completion script to standard output.
@@ -294,6 +298,13 @@ pub(crate) enum Mode {
     Run,
     /// Forwarding for other devices (`[gateway]`)
     Gateway,
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    match text.parse::<Rate>() {
+        Ok(rate) if rate == Rate::ZERO => Err("a rate of zero is not allowed; omit the option instead".to_owned()),
+        read => read.map_err(|error| error.to_string()),
+    }
 }
 
 fn span(text: &str) -> Result<Duration, String> {

@@ -29,18 +29,19 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use braid_api::{
-    Accepted, App, ClientStatus, Fact, FactChange, Flow, LeaveRequest, LinkStatus, List, MoveRequest, Peer, PolicyView, Status, Versioned,
+    Accepted, App, ClientStatus, Fact, FactChange, Flow, LeaveRequest, LinkStatus, List, MoveRequest, Peer, PolicyView, ProgramRule,
+    Reserve, RuleChange, Status, Versioned,
 };
 use braid_config::{self as config, ConfigErrors, World};
 use braid_control::config::{Finding, Severity};
 use braid_daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
-use braid_model::{printable, steers};
+use braid_model::{Rate, printable, steers};
 use braid_run::relays;
 use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Check, Cli, Command, ContextAction, Daemon, Gateway, GatewayAction, Query, Switch, SwitchAction};
+use crate::cli::{Check, Cli, Command, ContextAction, Daemon, Gateway, GatewayAction, Query, RulesAction, Switch, SwitchAction};
 use crate::table::Page;
 
 fn main() -> ExitCode {
@@ -136,6 +137,26 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             }
             Some(ContextAction::Clear { name, daemon }) => {
                 print_accepted(&client::send(&daemon.socket, "/v1/context", &FactChange { name, value: None, for_ms: None })?)?;
+            }
+        },
+        Command::Rules(command) => match command.action {
+            None => show_facts(&command.query, "/v1/rules", |page, rules: &List<ProgramRule>| show::program_rules(page, &rules.items))?,
+            Some(RulesAction::Add { name, rule, span, reserve_down, reserve_up, reserve_on, daemon }) => {
+                let [down_bps, up_bps] = [reserve_down, reserve_up].map(|rate| rate.map(Rate::bps));
+                let reserve = Reserve { down_bps, up_bps, link: reserve_on };
+                let change = RuleChange {
+                    name,
+                    rule: Some(config::settings::rule_of(&rule).map_err(anyhow::Error::msg)?),
+                    reserve: (reserve != Reserve::default()).then_some(reserve),
+                    lease_ms: Some(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)),
+                    // This process ends at once.
+                    stays: true,
+                };
+                print_accepted(&client::send(&daemon.socket, "/v1/rules", &change)?)?;
+            }
+            Some(RulesAction::Remove { name, daemon }) => {
+                let change = RuleChange { name, rule: None, reserve: None, lease_ms: None, stays: false };
+                print_accepted(&client::send(&daemon.socket, "/v1/rules", &change)?)?;
             }
         },
         Command::Relay(command) => match command.action {

@@ -4,7 +4,7 @@ use std::io;
 
 use braid_api::{
     App, AppEntry, Candidate, ClientStatus, DetectionView, DoctorReport, Explanation, Fact, Flow, FlowShare, LinkProfile, LinkState,
-    LinkStatus, MeasurementView, Optimum, Outcome, PathState, Peer, PeerKind, PolicyView, Share, SkippedRule, Status, Verdict,
+    LinkStatus, MeasurementView, Optimum, Outcome, PathState, Peer, PeerKind, PolicyView, ProgramRule, Share, SkippedRule, Status, Verdict,
 };
 use braid_model::Rate;
 
@@ -426,22 +426,57 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
         page.line("")?;
     }
     for (index, app) in policy.apps.iter().enumerate() {
-        let mut says = Vec::new();
-        says.extend(app.links.as_ref().map(|links| format!("only {}", links.join(", "))));
-        says.extend((!app.prefer.is_empty()).then(|| format!("prefers {}", app.prefer.join(", "))));
-        says.extend(app.class.as_ref().map(|class| format!("class {class}")));
-        says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
-        says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app, relays))));
-        says.extend((app.resolve == "relay").then(|| "the relay resolves names for clients of a proxy".to_owned()));
-        says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
-        says.extend(app.rate.as_ref().map(|rate| format!("at most {rate} of a link")));
-        says.extend(app.guarantee.as_ref().map(|guarantee| format!("at least {guarantee} of a link")));
-        let says = if says.is_empty() { "no special handling".to_owned() } else { says.join("; ") };
+        let says = handling(app, relays);
         let condition = condition(app.when.as_deref(), app.unmet.as_deref());
         page.line(format!("app {} {{ {} }}: {says}{condition}", index + 1, app.matches))?;
     }
     for exclude in &policy.exclude {
         page.line(format!("left to the system {{ {} }}", exclude.matches))?;
+    }
+    Ok(())
+}
+
+/// What becomes of the flows of an entry.
+fn handling(app: &AppEntry, relays: Option<&[String]>) -> String {
+    let mut says = Vec::new();
+    says.extend(app.links.as_ref().map(|links| format!("only {}", links.join(", "))));
+    says.extend((!app.prefer.is_empty()).then(|| format!("prefers {}", app.prefer.join(", "))));
+    says.extend(app.class.as_ref().map(|class| format!("class {class}")));
+    says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
+    says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app, relays))));
+    says.extend((app.resolve == "relay").then(|| "the relay resolves names for clients of a proxy".to_owned()));
+    says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
+    says.extend(app.rate.as_ref().map(|rate| format!("at most {rate} of a link")));
+    says.extend(app.guarantee.as_ref().map(|guarantee| format!("at least {guarantee} of a link")));
+    if says.is_empty() { "no special handling".to_owned() } else { says.join("; ") }
+}
+
+/// `braid rules`.
+pub(crate) fn program_rules(page: &mut Page<'_>, rules: &[ProgramRule]) -> io::Result<()> {
+    if rules.is_empty() {
+        return page.line("no program has added a rule; \"braid rules add\" adds one");
+    }
+    for rule in rules {
+        let ProgramRule { name, process, program, remaining_ms, entry, reservation } = rule;
+        let owner = match (program, process) {
+            (Some(program), Some(process)) => format!(", of {program} (process {process})"),
+            _ => String::new(),
+        };
+        page.line(format!("{name} {{ {} }}: {}{owner}, for {} s", entry.matches, handling(entry, None), remaining_ms.div_ceil(1000)))?;
+        if let Some(unmet) = &entry.unmet {
+            page.toned(Tone::Doubtful, &format!("  does not apply now: {unmet}"))?;
+        }
+        if let Some(reservation) = reservation {
+            let way = |bps, way: &str| rate(bps).map(|rate| format!("{rate} {way}"));
+            let ways: Vec<String> = way(reservation.down_bps, "down").into_iter().chain(way(reservation.up_bps, "up")).collect();
+            match (&reservation.link, &reservation.reason) {
+                (Some(link), _) => page.line(format!("  reserves {} on {link}", ways.join(" and ")))?,
+                (None, reason) => {
+                    let reason = reason.as_deref().unwrap_or(UNKNOWN);
+                    page.toned(Tone::Doubtful, &format!("  reserves {}, which is not kept now: {reason}", ways.join(" and ")))?;
+                }
+            }
+        }
     }
     Ok(())
 }
@@ -494,7 +529,9 @@ pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::R
     if !explained.exceptions.is_empty() {
         page.line(format!("exceptions      {}", explained.exceptions.join("; ")))?;
     }
+    let program_rule = explained.program_rule.as_ref();
     let rule = match (explained.rule, &explained.rule_text) {
+        (None, Some(text)) if let Some(name) = program_rule => format!("{name} of a program {{ {text} }}: see \"braid rules\""),
         (Some(number), Some(text)) => format!("[[app]] entry {number} {{ {text} }}"),
         (Some(number), None) => format!("[[app]] entry {number}"),
         (None, _) => "none matches".to_owned(),
@@ -546,6 +583,7 @@ fn flow_share(page: &mut Page<'_>, share: &FlowShare) -> io::Result<()> {
             Some(target) => format!("target {}", Rate::from_bps(target)),
             None => "not limited".to_owned(),
         }];
+        says.extend(way.reserved_bps.map(|reserved| format!("reserved {} with its rule", Rate::from_bps(reserved))));
         says.extend(way.measured_bps.map(|measured| format!("measured {}", Rate::from_bps(measured))));
         says.extend(way.guaranteed_bps.map(|guaranteed| format!("guaranteed {}", Rate::from_bps(guaranteed))));
         let note = way.delay_note.as_deref();

@@ -10,7 +10,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
 
-use crate::{App, ClientStatus, Fact, Flow, LinkStatus, MovedFlow, Note, Peer, SCHEMA_VERSION, TradeoffPoint};
+use crate::{App, ClientStatus, Fact, Flow, LinkStatus, MovedFlow, Note, Peer, ProgramRule, SCHEMA_VERSION, TradeoffPoint};
 
 /// A response: `schema_version`, then the fields of `T`, which serializes as a JSON object. Deserialization fails if the version is higher
 /// than [`SCHEMA_VERSION`].
@@ -94,6 +94,10 @@ impl Listed for Fact {
 
 impl Listed for MovedFlow {
     const NAME: &'static str = "rewrites";
+}
+
+impl Listed for ProgramRule {
+    const NAME: &'static str = "rules";
 }
 
 impl Listed for Flow {

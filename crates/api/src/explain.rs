@@ -62,7 +62,10 @@ pub struct Explanation {
     pub reason: String,
     /// Number of the `[[app]]` entry that matched, starting at 1.
     pub rule: Option<u32>,
-    /// Conditions of that entry.
+    /// Name of the rule of a program (`GET /v1/rules`) that matched; then `rule` is `null`.
+    #[serde(default)]
+    pub program_rule: Option<String>,
+    /// Conditions of that entry or rule.
     pub rule_text: Option<String>,
     /// Context in which that entry applies, which holds now; `null` if it always applies.
     #[serde(default)]
@@ -158,6 +161,9 @@ pub struct FlowShare {
 /// A flow's share of its link in one direction.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ShareDirection {
+    /// Rate that a program has reserved on this link for the flows of the rule together (`GET /v1/rules`).
+    #[serde(default)]
+    pub reserved_bps: Option<u64>,
     /// Rate to which Braid limits the flow now; `null` if it does not.
     pub target_bps: Option<u64>,
     /// Measured rate; `null` if the flow is not measured.

@@ -57,6 +57,9 @@ pub struct Flow {
     /// Number of the `[[app]]` entry that decided, starting at 1.
     #[serde(default)]
     pub rule: Option<u32>,
+    /// Name of the rule of a program (`GET /v1/rules`) that decided; then `rule` is `null`.
+    #[serde(default)]
+    pub program_rule: Option<String>,
     /// Energy in joules for the transfer of its bytes so far.
     #[serde(default)]
     pub energy_j: Option<f64>,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     Accepted, App, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Flow,
     Gains, History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, MovedFlow, Note, Peer, PolicyView, Problem,
-    RewriteRequest, Rewritten, Session, SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
+    ProgramRule, RewriteRequest, Rewritten, RuleChange, Session, SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
 };
 
 /// Rights required to call an operation. On the Unix socket every user may read; root, the daemon's user and the group `braid` may change
@@ -107,7 +107,7 @@ const SINCE: Parameter = Parameter { name: "since", summary: "only notes after t
 const DAYS: Parameter = Parameter { name: "days", summary: "number of days, including today; default: 30", takes: Takes::Number(400) };
 
 /// Every operation under `/v1`.
-pub const OPERATIONS: [Operation; 32] = [
+pub const OPERATIONS: [Operation; 34] = [
     read("/v1/status", "Overview of the daemon.", answer::<Status>),
     read("/v1/links", "All links.", list::<LinkStatus>),
     read("/v1/flows", "All live flows.", list::<Flow>),
@@ -117,6 +117,7 @@ pub const OPERATIONS: [Operation; 32] = [
     read("/v1/clients", "Clients of the gateway.", list::<ClientStatus>),
     read("/v1/context", "Facts that conditions of rules refer to.", list::<Fact>),
     read("/v1/rewrites", "Moved flows: TCP flows whose packets have other addresses on the way.", list::<MovedFlow>),
+    read("/v1/rules", "Rules and reservations that programs have added for a limited time.", list::<ProgramRule>),
     Operation {
         answer: Content::Text("text/plain"),
         ..read("/v1/metrics", "Prometheus metrics: `braid_...`, with stable names.", of::<String>)
@@ -179,6 +180,7 @@ pub const OPERATIONS: [Operation; 32] = [
         Some(of::<RewriteRequest>),
         answer::<Rewritten>,
     ),
+    change("/v1/rules", "Adds, renews or removes a rule or a reservation of a program.", Some(of::<RuleChange>), answer::<Accepted>),
     change("/v1/context", "Sets or clears a fact that conditions of rules refer to.", Some(of::<FactChange>), answer::<Accepted>),
     change("/v1/reload", "Reloads the configuration.", None, answer::<Accepted>),
     change("/v1/down", "Stops Braid.", None, answer::<Accepted>),

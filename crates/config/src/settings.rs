@@ -7,11 +7,13 @@ mod edit;
 mod file;
 mod words;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use braid_api::{ConfigChange, ConfigChanged, ConfigView, Finding as FindingView};
+use braid_api::{ConfigChange, ConfigChanged, ConfigView, Edit, Finding as FindingView};
 use braid_control::RequestError;
 use braid_control::config::{Config, Finding, Severity};
+use braid_decide::policy::AppRule;
 use ring::digest::{SHA256, digest};
 
 use crate::{ConfigErrors, World};
@@ -20,6 +22,8 @@ use file::Staged;
 
 /// Maximum number of changes that can be undone.
 const MAX_UNDO: usize = 20;
+/// Maximum length of a program's rule, in bytes of TOML.
+const MAX_RULE: usize = 16 << 10;
 
 /// The configuration file and its history of changes.
 #[derive(Debug)]
@@ -193,6 +197,37 @@ impl Settings {
     }
 }
 
+/// The keys and values of a rule that a user writes on one line, `match = { name = "rsync" }, links = ["wlan0"]`.
+///
+/// # Errors
+/// It is not of that form.
+pub fn rule_of(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+    let wanted = "write keys of an [[app]] entry, as in 'match = { name = \"rsync\" }, links = [\"wlan0\"]'";
+    let document = format!("rule = {{ {} }}", text.trim());
+    let mut tables: BTreeMap<String, _> =
+        toml::from_str(&document).map_err(|error| format!("{:?}: {}; {wanted}", text, error.message()))?;
+    tables.remove("rule").filter(|_| tables.is_empty()).ok_or_else(|| format!("{text:?} is not a rule; {wanted}"))
+}
+
+/// Reads a program's rule: keys and values of an `[[app]]` entry. Returns it with the warnings of the configuration checker.
+///
+/// # Errors
+/// Invalid, with the findings, as for an entry of the configuration; unclear if it is too long.
+pub fn program_rule(rule: &serde_json::Map<String, serde_json::Value>, world: &World) -> Result<(AppRule, Vec<String>), RequestError> {
+    const TITLE: &str = "Rule refused";
+    let add = Edit::AppAdd { at: None, value: rule.clone() };
+    let (text, _) = edit::apply("", &[add]).map_err(|error| match error {
+        EditError::Broken(reason) | EditError::Refused { reason, .. } => RequestError::invalid(TITLE, reason),
+    })?;
+    if text.len() > MAX_RULE {
+        return Err(RequestError::unclear(format!("the rule is longer than {MAX_RULE} bytes: shorten it")));
+    }
+    let mut config = crate::parse("rule", &text, world).map_err(|errors| RequestError { title: TITLE, ..refused(&errors) })?;
+    let warnings = config.warnings.iter().map(ToString::to_string).collect();
+    let rule = config.policy.apps.pop().ok_or_else(|| RequestError::invalid(TITLE, "the rule is empty: write match and what applies"))?;
+    Ok((rule, warnings))
+}
+
 /// The text of a configuration file; empty if there is none.
 ///
 /// # Errors
@@ -254,6 +289,19 @@ mod tests {
     fn change(settings: &Settings, edits: serde_json::Value) -> ConfigChange {
         let revision = settings.look().view().unwrap().revision;
         serde_json::from_value(json!({"revision": revision, "edits": edits})).unwrap()
+    }
+
+    #[test]
+    fn a_rule_on_one_line_is_read_like_an_entry() {
+        let world = World { strict: true, devices: vec!["wlan0".to_owned()], ..World::default() };
+        let rule = rule_of("match = { name = \"rsync\", port = 22 }, links = [\"wlan0\"], weight = 0.5").unwrap();
+        let (rule, warnings) = program_rule(&rule, &world).unwrap();
+        assert_eq!((rule.matcher.name.as_deref(), rule.matcher.port, rule.weight, warnings.len()), (Some("rsync"), Some(22), 0.5, 0));
+        for text in ["", "}\nx = {", "rsync", "match = {", "match = { port = 22 }\n}\n[other"] {
+            assert!(rule_of(text).is_err() || program_rule(&rule_of(text).unwrap(), &world).is_err(), "{text}");
+        }
+        let unknown = program_rule(&rule_of("match = { name = \"rsync\" }, links = [\"eth7\"]").unwrap(), &world).unwrap_err();
+        assert!(unknown.cause == Cause::Invalid && unknown.title == "Rule refused" && unknown.detail.contains("eth7"), "{unknown}");
     }
 
     fn scheduler(name: &str) -> serde_json::Value {

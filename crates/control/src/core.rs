@@ -24,6 +24,7 @@ mod network;
 mod optimum;
 mod packets;
 mod params;
+mod programs;
 mod refused;
 mod relocated;
 mod rules;
@@ -71,6 +72,7 @@ use living::LivingFlows;
 pub use measuring::Measurement;
 pub use moving::{MAX_ORDER, MoveOrder, OrderedFlow};
 pub use optimum::{BondScheduling, PacketLoad};
+pub use programs::{MAX_PROGRAM_RULES, MAX_RULES_OF_PROGRAM, NewRule, Program};
 pub use relocated::Departures;
 use rules::Executables;
 pub use rules::Names;
@@ -114,9 +116,10 @@ pub struct Core<S> {
     steering: S,
     names: Box<dyn Names>,
     config: Config,
-    /// The policy of `config` without the entries whose condition does not hold ([`Policy::in_force`]).
+    /// The policy of `config` without the entries whose condition does not hold ([`Policy::in_force`]), then the rules of programs.
     in_force: Policy,
     context: Context,
+    programs: programs::ProgramRules,
     /// Earlier rules, for flows that started under them.
     past: PastRules,
     network: NetworkSnapshot,
@@ -230,6 +233,7 @@ impl<S: Steering> Core<S> {
             in_force: config.policy.clone(),
             config,
             context: Context::default(),
+            programs: programs::ProgramRules::default(),
             past: PastRules::default(),
             network: NetworkSnapshot::default(),
             links: LinkTable::default(),
@@ -290,7 +294,7 @@ impl<S: Steering> Core<S> {
             polled: now,
             unix: 0,
         };
-        core.executables.refresh(&core.config.policy, core.names.as_mut());
+        core.refresh_executables();
         core.reset_context(now);
         core.merge_profiles();
         Ok(core)
@@ -331,7 +335,7 @@ impl<S: Steering> Core<S> {
         if self.config.policy.hysteresis != old.policy.hysteresis {
             self.handover = Handover::new(self.config.policy.hysteresis);
         }
-        self.executables.refresh(&self.config.policy, self.names.as_mut());
+        self.refresh_executables();
         self.follow_shares(now);
         let service_changed = self.config.energy_service != old.energy_service;
         self.reconfigure_energy_service(now, service_changed);
@@ -396,6 +400,7 @@ impl<S: Steering> Core<S> {
 
     fn reevaluate(&mut self, now: Time) -> Result<(), SteeringError> {
         let context = self.update_context(now);
+        self.expire_program_rules(now);
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets, !self.in_force.confines(None)));
         let kept = self.keep_up(now);
         self.note_deaths(now);
@@ -433,10 +438,16 @@ impl<S: Steering> Core<S> {
 
     /// Rereads the executables that the policy names: they may have been replaced.
     pub fn on_executables_changed(&mut self, now: Time) -> Result<(), SteeringError> {
-        if self.executables.refresh(&self.config.policy, self.names.as_mut()) {
+        if self.refresh_executables() {
             self.update_params(now)?;
         }
         Ok(())
+    }
+
+    /// Rereads every executable that the configuration or a program's rule names. Returns whether anything changed.
+    fn refresh_executables(&mut self) -> bool {
+        let apps = self.config.policy.apps.iter().cloned().chain(self.programs.applied()).collect();
+        self.executables.refresh(&Policy { apps, ..self.config.policy.clone() }, self.names.as_mut())
     }
 
     /// Paths of the executables that the policy names, to be watched.

@@ -8,10 +8,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use braid_api::FactChange;
+use braid_api::{FactChange, Reserve};
 use braid_bond::codes;
+use braid_control::Cause;
 use braid_control::config::{Config, Detect, EnergyService};
-use braid_control::core::{Core, Due, Kept, Names, ProfileQuestion, Question, ServerEvent};
+use braid_control::core::{Core, Due, Kept, Names, NewRule, ProfileQuestion, Program, Question, ServerEvent};
 use braid_control::fake::network::{facts, network};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, RedirectedFlow, Steering, SteeringError};
@@ -385,7 +386,7 @@ impl History {
 
     fn step(&mut self) {
         let index = 1 + self.chance.below(4) as u32;
-        match self.chance.below(24) {
+        match self.chance.below(26) {
             0 => {
                 match self.devices.remove(&index) {
                     Some(_) => self.note(format!("net{index} disappears")),
@@ -546,6 +547,7 @@ impl History {
                 let taken = self.core.on_server(self.now, host, event);
                 self.check(taken);
             }
+            24 | 25 => self.change_program_rule(),
             18 => self.answer_about_devices(),
             _ => self.poll(),
         }
@@ -577,6 +579,35 @@ impl History {
         if held {
             self.held.insert(flow.id, until);
         }
+    }
+
+    /// A program adds or removes a rule, or ends.
+    fn change_program_rule(&mut self) {
+        let name = ["one", "two", "three"][self.chance.below(3)];
+        let program = self.chance.one_in(2).then(|| Program { process: 7, started: 1, name: "client".to_owned() });
+        if self.chance.one_in(5) {
+            self.note("a program ends".to_owned());
+            let ended = self.core.on_program_ended(self.now, &Program { process: 7, started: 1, name: "client".to_owned() });
+            return self.check(ended.map(drop));
+        }
+        if self.chance.one_in(5) {
+            let removed = self.core.remove_rule(self.now, name);
+            self.note(format!("the rule {name} is removed: {removed:?}"));
+            return assert!(self.chaos || removed.is_ok_and(|_| true) || !self.core.has_program_rule(name));
+        }
+        let matcher = match self.chance.below(3) {
+            0 => AppMatcher { port: Some(443), ..AppMatcher::default() },
+            1 => AppMatcher { name: Some("curl".to_owned()), ..AppMatcher::default() },
+            _ => AppMatcher { port: Some(5060), ..AppMatcher::default() },
+        };
+        let links = self.chance.one_in(3).then(|| vec![LinkSelector::Name(Pattern::new("net1"))]);
+        let rule = AppRule { matcher, links, weight: [1.0, 2.0][self.chance.below(2)], ..AppRule::default() };
+        let reserve = self.chance.one_in(2).then(|| Reserve { down_bps: Some(48_000 << self.chance.below(8)), ..Reserve::default() });
+        let lease = Duration::from_millis(1000 + self.chance.next() % 60_000);
+        let new = NewRule { name, program, rule, reserve: reserve.as_ref(), lease };
+        let put = self.core.put_rule(self.now, new);
+        self.note(format!("a program asks for the rule {name} for {lease:?}, reserving {reserve:?}: {put:?}"));
+        assert!(self.chaos || put.is_ok() || put.is_err_and(|error| error.cause == Cause::Conflict), "{:#?}", self.log);
     }
 
     /// Answers a look-up of a device's model, and a question for the energy service.
@@ -667,9 +698,14 @@ impl History {
         // The kernel's rules are those whose condition holds, as the policy shows it.
         let shown: Vec<bool> = self.core.policy().apps.iter().map(|entry| entry.unmet.is_none()).collect();
         let kernel: Vec<bool> = params.rules.iter().map(|rule| rule.matching.exe.as_ref().is_none_or(|exes| !exes.is_empty())).collect();
-        assert_eq!(kernel, shown, "{:#?}", self.log);
+        assert_eq!(kernel[..shown.len()], shown, "{:#?}", self.log);
+        let programs = self.core.program_rules(now);
+        let (applied, in_kernel) =
+            (programs.iter().filter(|rule| rule.entry.unmet.is_none()).count(), kernel[shown.len()..].iter().filter(|rule| **rule).count());
+        assert_eq!(in_kernel, applied, "{programs:?} {:#?}", self.log);
+        let asks_now = |rule: &braid_api::ProgramRule| rule.reservation.is_some() || rule.entry.weight != 1.0;
         let asks = |rule: &AppRule| rule.preference() != Preference::default();
-        if !self.core.config().policy.apps.iter().any(asks) {
+        if !self.core.config().policy.apps.iter().any(asks) && !programs.iter().any(asks_now) {
             assert!(self.core.steering().shapes().is_empty(), "flows are limited although nothing asks for it: {:#?}", self.log);
         }
         let beat = self.core.steering().last_heartbeat().unwrap_or_default();

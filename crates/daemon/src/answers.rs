@@ -24,7 +24,8 @@ impl Daemon<'_> {
     /// Answers a request. Returns true if the daemon must end. A failed reply is ignored: the client no longer waits for it.
     pub(super) fn on_request(&mut self, request: Request) -> bool {
         let time = now();
-        let (changes, moment) = (matches!(request, Request::Apply(..) | Request::Undo(_)), Moment { now: time, unix_ms: unix_ms() });
+        let changes = matches!(request, Request::Apply(..) | Request::Undo(_) | Request::ChangeRule(..) | Request::ProgramEnded(_));
+        let moment = Moment { now: time, unix_ms: unix_ms() };
         let (peers, state_store, trouble) = (&self.peers, &mut self.state_store, &mut self.config_trouble);
         let mut enforce = |core: &mut Core<BpfSteering>, config: Config| {
             put_in_force(core, state_store, config)?;
@@ -105,6 +106,9 @@ impl Daemon<'_> {
             | Request::SetFact(..)
             | Request::Rewrites(_)
             | Request::Rewrite(..)
+            | Request::ProgramRules(_)
+            | Request::ChangeRule(..)
+            | Request::ProgramEnded(_)
             | Request::Tradeoff(_)
             | Request::Notes(..)
             | Request::History(..)

@@ -771,6 +771,7 @@ impl Peers {
             retransmissions: None,
             delivery_rate_bps: None,
             rule: bonded.bond_reason.as_ref().and_then(|bond_reason| bond_reason.rule),
+            program_rule: bonded.bond_reason.as_ref().and_then(|bond_reason| bond_reason.program_rule.clone()),
             energy_j: bonded.cost.energy.total().map(Joules::get),
             peer: Some(bonded.peer.clone()),
             client: client.map(|client| client.to_string()),

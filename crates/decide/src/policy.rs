@@ -6,6 +6,7 @@
 mod apps;
 mod bond;
 mod links;
+mod programs;
 mod when;
 
 use std::fmt;
@@ -27,12 +28,13 @@ pub use crate::pattern::{NAME_LIMIT, Pattern};
 pub use apps::{AppMatcher, AppRule, COPIES, Carry, Client, ClientMatcher, Exclusions, Fallback, Portion, Preference, Resolve, Subject};
 pub use bond::BondScheduler;
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, MeasureServer, ProbeMode, ProbeTarget};
+pub use programs::Objection;
 pub use when::{
     Clock, FACT_NAME_LIMIT, FACT_VALUE_LIMIT, Facts, InvalidWindow, MOVING, RESERVED_FACTS, TimeWindow, When, is_fact_name, is_fact_value,
     names_program,
 };
 
-/// Maximum number of rules evaluated for a flow: exclusions plus `[[app]]` entries.
+/// Maximum number of rules evaluated for a flow: exclusions, `[[app]]` entries and rules of programs.
 pub const MAX_RULES: usize = 64;
 
 /// The user's complete policy.

@@ -103,6 +103,15 @@ impl Subject {
     }
 }
 
+/// A rate that is kept free on a link for the flows of a rule, also while they do not use it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Reserved {
+    /// Number of the rule.
+    pub rule: usize,
+    /// The rates.
+    pub rates: PerDirection<Option<Rate>>,
+}
+
 /// Share of the capacity above which a link is full, so that its flows' windows are bounded.
 const FULL: f64 = 0.6;
 /// A bounded window is this many times what is under way, and at least this many bytes: the flow may still become faster.
@@ -165,6 +174,7 @@ impl Guaranteed {
 pub struct Controller {
     flows: BTreeMap<FlowId, Flow>,
     links: BTreeMap<LinkIndex, LinkState>,
+    reserved: BTreeMap<LinkIndex, Vec<Reserved>>,
     /// Whether a flow that shares its link may begin at any time.
     may_share: bool,
     /// When the counters were read last, and the steps' lengths between the last two times.
@@ -236,6 +246,14 @@ impl Controller {
         self.links.retain(|link, _| flows.values().any(|flow| flow.subject.link == *link));
     }
 
+    /// Sets the reservations of each link.
+    pub fn reserve(&mut self, reserved: impl IntoIterator<Item = (LinkIndex, Reserved)>) {
+        self.reserved.clear();
+        for (link, reserved) in reserved {
+            self.reserved.entry(link).or_default().push(reserved);
+        }
+    }
+
     /// Whether [`Self::step`] is needed: any flow's rule asks for something, or windows are to be bounded.
     pub fn is_needed(&self, links: &BTreeMap<LinkIndex, LinkFacts>) -> bool {
         self.asks() || links.iter().any(|(link, facts)| self.is_bounded(*link, facts))
@@ -258,9 +276,16 @@ impl Controller {
         self.links.keys().any(|link| Direction::ALL.iter().any(|direction| is_unsettled(link, *direction)))
     }
 
-    /// Whether any flow's rule asks for something.
+    /// Whether any flow's rule asks for something, or its link has a reservation.
     pub fn asks(&self) -> bool {
-        self.flows.values().any(Flow::asks)
+        self.flows.values().any(|flow| flow.asks() || self.reserved.contains_key(&flow.subject.link))
+    }
+
+    /// The rate that is kept free on the flow's link for the flows of its rule together.
+    pub fn reserved(&self, id: FlowId, direction: Direction) -> Option<Rate> {
+        let subject = &self.flows.get(&id)?.subject;
+        let reserved = self.reserved.get(&subject.link)?.iter().find(|reserved| Some(reserved.rule) == subject.rule)?;
+        reserved.rates[direction]
     }
 
     /// Whether the windows of the link's flows are bounded although they have no target: the link is full, and a flow that shares it may begin.
@@ -300,7 +325,7 @@ impl Controller {
         for (id, flow) in &self.flows {
             let (ids, asked) = by_link.entry(flow.subject.link).or_default();
             ids.push(*id);
-            *asked |= flow.asks();
+            *asked |= flow.asks() || self.reserved.contains_key(&flow.subject.link);
         }
         let mut shapes = BTreeMap::new();
         for (link, (ids, asked)) in by_link {
@@ -323,7 +348,7 @@ impl Controller {
             let mut state = self.links.get(&link).copied().unwrap_or_default();
             for direction in Direction::ALL {
                 self.observe(&mut state, direction, &ids);
-                self.set_targets(&state, direction, &ids, &facts);
+                self.set_targets(&state, direction, link, &ids, &facts);
             }
             for direction in Direction::ALL {
                 self.set_windows(&mut state, direction, &ids);
@@ -369,7 +394,8 @@ impl Controller {
             .keys()
             .map(|id| {
                 let flow = &self.flows[id];
-                (flow.asks(), flow.peak.down.max(flow.peak.up), *id)
+                let is_reserved = Direction::ALL.into_iter().any(|direction| self.reserved(*id, direction).is_some());
+                (flow.asks() || is_reserved, flow.peak.down.max(flow.peak.up), *id)
             })
             .collect();
         // Of equals, the newest.
@@ -392,9 +418,10 @@ impl Controller {
     }
 
     /// What the flow is guaranteed on its link in a direction among the present flows there, for a link of this capacity: by its weight (Theorem 2), or its
-    /// rule's guarantee if that is more.
-    pub fn guaranteed(&self, id: FlowId, capacity: Option<Rate>) -> Option<Guaranteed> {
+    /// rule's guarantee or reservation if that is more.
+    pub fn guaranteed(&self, id: FlowId, direction: Direction, capacity: Option<Rate>) -> Option<Guaranteed> {
         let flow = self.flows.get(&id)?;
+        let reserved = self.reserved(id, direction);
         let here = || self.flows.values().map(|flow| &flow.subject).filter(|subject| subject.link == flow.subject.link);
         let mut sizes: BTreeMap<_, f64> = BTreeMap::new();
         here().for_each(|subject| *sizes.entry(subject.unit()).or_default() += 1.0);
@@ -402,10 +429,12 @@ impl Controller {
         let weights: f64 = here().map(part_of).sum();
         let own: f64 = here().filter(|subject| subject.rule == flow.subject.rule).map(part_of).sum();
         let weight = part_of(&flow.subject);
-        let by_weight = capacity.map(|capacity| capacity.scale(weight / weights));
+        let taken = self.reserved.get(&flow.subject.link).into_iter().flatten().filter(|other| Some(other.rule) != flow.subject.rule);
+        let shared = |capacity| taken.filter_map(|other| other.rates[direction]).fold(capacity, Rate::saturating_sub);
+        let by_weight = capacity.map(|capacity| shared(capacity).scale(weight / weights));
         // The rule's flows share its guarantee and its cap by their weights.
         let part = |portion: Option<Portion>| Some(portion?.of(capacity)?.scale(weight / own));
-        let service = part(flow.subject.preference.guarantee).max(by_weight)?;
+        let service = part(flow.subject.preference.guarantee).max(part(reserved.map(Portion::Rate))).max(by_weight)?;
         Some(Guaranteed { service, cap: part(flow.subject.preference.rate) })
     }
 
@@ -478,19 +507,28 @@ impl Controller {
         state.trims[direction].set(&mut limited, self.read_at, self.share, draining);
     }
 
-    fn set_targets(&mut self, state: &LinkState, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
+    fn set_targets(&mut self, state: &LinkState, direction: Direction, link: LinkIndex, ids: &[FlowId], facts: &LinkFacts) {
         let known = facts.capacity[direction].filter(|capacity| *capacity > Rate::ZERO);
         let is_shared =
             |flow: &Flow| flow.subject.preference.shares() && (flow.rate[direction] > IDLE_BPS || flow.target[direction].is_some());
         let active = |flow: &Flow| flow.rate[direction] > IDLE_BPS;
         // A flow with a weight or a guarantee that moves nothing in this direction needs nothing of the others.
-        let shared = ids.iter().map(|id| &self.flows[id]).any(|flow| is_shared(flow) && active(flow));
+        let reserved: Vec<(usize, f64)> = self
+            .reserved
+            .get(&link)
+            .map_or(&[][..], Vec::as_slice)
+            .iter()
+            .filter_map(|reserved| Some((reserved.rule, reserved.rates[direction]?.bps() as f64)))
+            .collect();
+        let shared = !reserved.is_empty() || ids.iter().map(|id| &self.flows[id]).any(|flow| is_shared(flow) && active(flow));
         let drain = match direction {
             Direction::Up => state.queue.up.min(DRAIN),
             Direction::Down => 0.0,
         };
         let headroom = state.headroom[direction] - drain;
         let capacity = known.filter(|_| shared).map(|capacity| capacity.bps() as f64 * headroom);
+        let unused = unused(&reserved, ids.iter().map(|id| &self.flows[id]), direction);
+        let capacity = capacity.map(|capacity| (capacity - unused).max(0.0));
         let mut rules: Vec<Option<usize>> = Vec::new();
         let mut bounds: Vec<Bounds> = Vec::new();
         let mut claims = Vec::with_capacity(ids.len());
@@ -501,7 +539,9 @@ impl Controller {
             let group = rules.iter().position(|known| *known == rule).unwrap_or_else(|| {
                 let bps = |portion: Option<Portion>| portion.and_then(|portion| portion.of(known)).map(|rate| rate.bps() as f64);
                 rules.push(rule);
-                bounds.push(Bounds { ceiling: bps(preference.rate), floor: bps(preference.guarantee).filter(|_| shared) });
+                let kept = reserved.iter().find(|(reserving, _)| Some(*reserving) == rule).map(|(_, bps)| *bps);
+                let floor = bps(preference.guarantee).into_iter().chain(kept).max_by(f64::total_cmp);
+                bounds.push(Bounds { ceiling: bps(preference.rate), floor: floor.filter(|_| shared) });
                 rules.len() - 1
             });
             let next = units.len();
@@ -634,6 +674,15 @@ impl Flow {
         let bound = self.bound.filter(|_| self.target.down.is_none()).map(|bytes| ByteCount::new(bytes as u64));
         Shape { pacing: self.target.up.map(pacing), window: window(Direction::Down).or(bound), client_window: None }
     }
+}
+
+/// What the flows of rules with a reservation leave of it, in bits per second.
+fn unused<'a>(reserved: &[(usize, f64)], flows: impl Iterator<Item = &'a Flow> + Clone, direction: Direction) -> f64 {
+    let of_rule = |rule: usize| {
+        let own = flows.clone().filter(move |flow| flow.subject.rule == Some(rule));
+        own.map(|flow| flow.demand(direction).unwrap_or(f64::INFINITY)).sum::<f64>()
+    };
+    reserved.iter().map(|(rule, bps)| (bps - of_rule(*rule)).max(0.0)).sum()
 }
 
 fn rate(bps: f64) -> Rate {

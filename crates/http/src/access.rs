@@ -22,7 +22,7 @@ use braid_api::Problem;
 use braid_api::openapi::{Needs, operation};
 use braid_bond::host::Source;
 use braid_peer::quota;
-use braid_platform::linux::sys::access::peer_groups;
+use braid_platform::linux::sys::access::{PeerProcess, peer_groups, peer_process};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::UnixStream;
@@ -61,7 +61,12 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 #[derive(Debug, Clone)]
 pub(super) enum ApiClient {
     /// On the Unix socket, identified by the kernel.
-    Local { user: u32, may_change: bool },
+    Local {
+        user: u32,
+        may_change: bool,
+        /// The process that connected, if it may change things and the kernel shows it.
+        process: Option<Arc<PeerProcess>>,
+    },
     /// Over TCP: each request authenticates itself.
     Remote(Arc<ApiPermit>),
 }
@@ -97,12 +102,22 @@ impl ApiClient {
             let first = user.map(|user| user.gid());
             group.is_some_and(|group| first == Some(group) || peer_groups(stream).is_ok_and(|groups| groups.contains(&group)))
         };
-        Self::Local { user: user.map_or(u32::MAX, |user| user.uid()), may_change: trusted || member() }
+        let may_change = trusted || member();
+        let process = may_change.then(|| peer_process(stream).ok()).flatten().map(Arc::new);
+        Self::Local { user: user.map_or(u32::MAX, |user| user.uid()), may_change, process }
     }
 
     /// Whether the kernel's identification grants full access.
     pub(super) fn may_change(&self) -> bool {
         matches!(self, Self::Local { may_change: true, .. })
+    }
+
+    /// The process at the other end, if the kernel identifies it and it may change things.
+    pub(super) fn process(&self) -> Option<&Arc<PeerProcess>> {
+        match self {
+            Self::Local { process, .. } => process.as_ref(),
+            Self::Remote(_) => None,
+        }
     }
 
     /// The origin that quotas count the client for.

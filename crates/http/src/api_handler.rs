@@ -3,13 +3,14 @@
 //! Requests that need other parts of the daemon (peers, the end of the daemon) are left to the daemon.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use braid_api::{App, AppsSample, Flow, Peer, Sample, Status};
+use braid_api::{Accepted, App, AppsSample, Flow, Peer, RuleChange, Sample, Status};
 use braid_config::World;
-use braid_config::settings::Settings;
+use braid_config::settings::{Settings, program_rule};
 use braid_control::RequestError;
 use braid_control::config::Config;
-use braid_control::core::Core;
+use braid_control::core::{Core, NewRule, Program};
 use braid_control::history::{AppPulse, HistoryStore, Power, Pulse};
 use braid_control::steering::Steering;
 use braid_model::Time;
@@ -70,6 +71,22 @@ fn client_world<S: Steering>(core: &Core<S>, relays: &dyn Fn() -> Vec<String>) -
     World { relays: Some(relays()), ..World::for_client(core.config()) }
 }
 
+/// Adds, renews or removes a program's rule.
+fn change_rule<S: Steering>(
+    core: &mut Core<S>,
+    now: Time,
+    change: &RuleChange,
+    program: Option<Program>,
+    world: &World,
+) -> Result<Accepted, RequestError> {
+    let Some(rule) = &change.rule else { return core.remove_rule(now, &change.name) };
+    let lease = change.lease_ms.map(Duration::from_millis);
+    let lease = lease.ok_or_else(|| RequestError::unclear("a rule needs lease_ms: the time after which it is removed"))?;
+    let (rule, warnings) = program_rule(rule, world)?;
+    let new = NewRule { name: &change.name, program, rule, reserve: change.reserve.as_ref(), lease };
+    core.put_rule(now, new).map(|accepted| Accepted { warnings, ..accepted })
+}
+
 impl ApiHandler {
     /// Creates a handler that sends events to `feed`.
     pub fn new(history: HistoryStore, settings: Settings, feed: Feed) -> Self {
@@ -105,6 +122,21 @@ impl ApiHandler {
             }
             Request::Rewrites(reply) => drop(reply.send(core.rewrites_view(now))),
             Request::Rewrite(request, reply) => drop(reply.send(core.rewrite(now, &request))),
+            Request::ProgramRules(reply) => drop(reply.send(Ok(core.program_rules(now)))),
+            Request::ChangeRule(change, program, reply) => {
+                let known = core.has_program_rule(&change.name);
+                let changed = change_rule(core, now, &change, program, &client_world(core, relays));
+                // Renewals are frequent.
+                if let (Ok(accepted), false) = (&changed, known && change.rule.is_some()) {
+                    self.history.note(unix_ms, "config", "info", accepted.message.clone());
+                }
+                let _ = reply.send(changed);
+            }
+            Request::ProgramEnded(program) => match core.on_program_ended(now, &program) {
+                Ok(false) => {}
+                Ok(true) => self.history.note(unix_ms, "config", "info", format!("{program} has ended: its rules are removed")),
+                Err(error) => tracing::warn!("the rules of {program}, which has ended, are not removed from the kernel yet: {error}"),
+            },
             Request::Tradeoff(reply) => drop(reply.send(Ok(core.tradeoff(now)))),
             Request::Notes(after, reply) => drop(reply.send(Ok(self.history.notes_after(after)))),
             Request::History(resolution, since_ms, reply) => drop(reply.send(Ok(self.history.history(resolution, since_ms)))),

@@ -21,11 +21,11 @@ use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
     Accepted, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Gains,
-    History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView, PolicyView, Problem, Resolution,
-    RewriteRequest, Rewritten, Status, TradeoffPoint,
+    History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView, PolicyView, Problem, ProgramRule,
+    Resolution, RewriteRequest, Rewritten, RuleChange, Status, TradeoffPoint,
 };
 use braid_config::settings;
-use braid_control::core::AppsView;
+use braid_control::core::{AppsView, Program};
 use braid_control::{Cause, RequestError};
 use braid_peer::quota::Quota;
 use braid_platform::linux::sys::process::own_user;
@@ -40,6 +40,7 @@ mod metrics;
 mod pages;
 pub mod profile_client;
 pub mod profile_service;
+mod programs;
 mod routes;
 mod tcp;
 
@@ -96,6 +97,12 @@ pub enum Request {
     Rewrites(ReplySender<Vec<MovedFlow>>),
     /// `POST /v1/rewrites`: move flows, or let them come back.
     Rewrite(RewriteRequest, ReplySender<Rewritten>),
+    /// `GET /v1/rules`.
+    ProgramRules(ReplySender<Vec<ProgramRule>>),
+    /// `POST /v1/rules`: add, renew or remove a rule. With the program, the rule ends.
+    ChangeRule(RuleChange, Option<Program>, ReplySender<Accepted>),
+    /// A program whose rules were asked for has ended.
+    ProgramEnded(Program),
     /// `GET /v1/events`: the initial state for a listener, with the notes after this id, or the last few notes.
     Subscribe(Option<u64>, ReplySender<Box<InitialState>>),
     /// `GET /v1/notes`: the notes after this id.
@@ -186,6 +193,8 @@ pub struct Api {
     keys: Option<Arc<Keys>>,
     /// Concurrent requests of read-only clients.
     reading: Quota<Origin>,
+    /// Programs whose ends are awaited.
+    programs: programs::Watched,
     /// Address of the web page.
     page: Option<String>,
 }
@@ -194,7 +203,8 @@ impl Api {
     /// Creates an API that sends its requests to `core`. Events arrive by the [`Feed`] while the [`EventBroadcaster`] runs.
     pub fn new(core: mpsc::Sender<Request>) -> (Self, Feed, EventBroadcaster) {
         let (live, feed, spreader) = live::live();
-        (Self { core, live, keys: None, reading: Quota::new(MAX_READ_REQUESTS, MAX_READ_REQUESTS_PER_CLIENT), page: None }, feed, spreader)
+        let reading = Quota::new(MAX_READ_REQUESTS, MAX_READ_REQUESTS_PER_CLIENT);
+        (Self { core, live, keys: None, reading, programs: programs::Watched::default(), page: None }, feed, spreader)
     }
 }
 

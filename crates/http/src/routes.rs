@@ -10,8 +10,8 @@ use axum::serve::IncomingStream;
 use axum::{Json, Router, extract::connect_info::Connected, middleware};
 use braid_api::openapi::{Needs, OPERATIONS};
 use braid_api::{
-    Accepted, App, ConfigView, Explanation, List, Note, Problem, Resolution, Rewritten, Session, SessionRequest, UiAddress, UiRequest,
-    Versioned,
+    Accepted, App, ConfigView, Explanation, List, Note, Problem, Resolution, Rewritten, RuleChange, Session, SessionRequest, UiAddress,
+    UiRequest, Versioned,
 };
 use serde::Deserialize;
 use tokio::sync::oneshot;
@@ -19,12 +19,15 @@ use tokio::sync::oneshot;
 use super::access::{ApiClient, Permission, guard};
 use super::connections::Connections;
 use super::tcp::TcpConnections;
-use super::{Api, CORE_TIMEOUT, Refusal, ReplySender, Request, metrics, pages};
+use super::{Api, CORE_TIMEOUT, Refusal, ReplySender, Request, metrics, pages, programs};
 
 /// Maximum size of a request body, in bytes.
 const MAX_BODY: usize = 256 << 10;
 /// The checked-in output of [`braid_api::openapi::document`].
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
+
+/// Warning about a rule that cannot end with its program.
+const UNSEEN: &str = "Braid does not see the process at the other end, as in another process namespace, so only the lease ends the rule";
 
 type Core = State<Api>;
 type Reply<T> = Result<Json<Versioned<T>>, Refusal>;
@@ -80,6 +83,7 @@ pub(super) fn router(api: Api) -> Router {
             get(async |core: Core| list(core, Request::Rewrites).await)
                 .post(async |core: Core, body| ask_with_body::<_, Rewritten>(core, body, Request::Rewrite).await),
         )
+        .route("/v1/rules", get(async |core: Core| list(core, Request::ProgramRules).await).post(change_rule))
         .route("/v1/reload", post(async |core: Core| ask(core, Request::Reload).await))
         .route("/v1/down", post(async |core: Core| ask(core, Request::Down).await))
         .fallback(page_or_not_found)
@@ -116,6 +120,26 @@ fn versioned<T>(content: T) -> Json<Versioned<T>> {
 async fn ask_with_body<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, ReplySender<T>) -> Request) -> Reply<T> {
     let body = parse_body(body)?;
     ask(core, |reply| request(body, reply)).await
+}
+
+/// Changes a program's rule. The task continues if the client does not wait, so that the program's end is awaited whatever the core has done.
+async fn change_rule(State(api): Core, ConnectInfo(client): ConnectInfo<ApiClient>, body: Body<RuleChange>) -> Reply<Accepted> {
+    let change = parse_body(body)?;
+    let process = client.process().filter(|_| !change.stays).cloned();
+    let unseen = matches!(client, ApiClient::Local { .. }) && process.is_none() && !change.stays && change.rule.is_some();
+    let changed = tokio::spawn(async move {
+        let program = process.as_deref().map(programs::program);
+        let adds = change.rule.is_some();
+        let answer = exchange(&api, |reply| Request::ChangeRule(change, program, reply)).await;
+        if let Some(process) = process.filter(|_| adds) {
+            api.programs.watch(process, api.core.clone());
+        }
+        answer
+    });
+    let failed = |_| Refusal(Problem::new(500, "Failed", "the change of the rule has failed: see the daemon's log"));
+    let mut accepted = changed.await.map_err(failed)??;
+    accepted.warnings.extend(unseen.then(|| UNSEEN.to_owned()));
+    Ok(versioned(accepted))
 }
 
 /// Parses a body.

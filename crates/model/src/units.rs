@@ -132,6 +132,11 @@ impl Rate {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
+    /// The difference, or zero.
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
     /// This rate times `factor`. Negative and NaN factors give zero.
     pub fn scale(self, factor: f64) -> Self {
         // `as` saturates, and converts NaN and negative values to zero.

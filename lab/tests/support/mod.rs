@@ -206,6 +206,11 @@ impl<'a> Up<'a> {
         fs::read_to_string(self.home.join("log")).unwrap_or_default()
     }
 
+    /// Path of the API's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.home.join("socket")
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -53,7 +53,7 @@ pub(crate) struct RelayServer {
     #[arg(long, value_name = "PORT[-PORT]|all", requires = "local", value_parser = ports)]
     pub(crate) port: Vec<PortRange>,
     /// With --local, limit in each direction for one source (an IPv4 address or an IPv6 /64), in bits per second, as in 10Mbit/s.
-    #[arg(long, value_name = "RATE", requires = "local", value_parser = rate)]
+    #[arg(long, value_name = "RATE", requires = "local", value_parser = super::rate)]
     pub(crate) rate: Option<Rate>,
     /// With --local, let clients that run Braid move their running connections to this host from one of their links to another. Asks the Braid daemon of this
     /// host, which must run, and allow this user to change things.
@@ -254,13 +254,6 @@ fn ports(text: &str) -> Result<PortRange, String> {
     match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
         (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(PortRange::Some(first..=last)),
         _ => Err("write a port from 1 to 65535, a range as in 8000-8999 with the lower port first, or all".to_owned()),
-    }
-}
-
-fn rate(text: &str) -> Result<Rate, String> {
-    match text.parse::<Rate>() {
-        Ok(rate) if rate == Rate::ZERO => Err("a rate of zero is not allowed; omit the option for no limit".to_owned()),
-        read => read.map_err(|error| error.to_string()),
     }
 }
 

@@ -17,6 +17,8 @@ pub struct BondReason {
     pub rule: Option<u32>,
     /// Conditions of the entry.
     pub rule_text: Option<String>,
+    /// Name of the rule, if a program has added it; then it has no number.
+    pub program_rule: Option<String>,
     /// Context in which that rule applies.
     pub when: Option<String>,
     /// Traffic class of the flow.
@@ -33,8 +35,10 @@ impl<S: Steering> Core<S> {
     /// Why a redirected flow is bonded. `peer_direct`: whether its peer is its own server.
     pub fn bond_reason(&self, now: Time, flow: &RedirectedFlow, peer_direct: bool) -> BondReason {
         let (place, rule) = self.indexed_rule_of(now, flow).unzip();
+        let program = place.and_then(|place| self.program_place(flow.started, place));
         BondReason {
-            rule: place.map(|place| place as u32 + 1),
+            rule: place.filter(|_| program.is_none()).map(|place| place as u32 + 1),
+            program_rule: program.and_then(|program| self.programs.name(program)).map(str::to_owned),
             rule_text: rule.map(|rule| matcher_text(&rule.matcher)),
             when: rule.and_then(|rule| when_text(&rule.when)),
             class: flow.class,
@@ -47,8 +51,9 @@ impl<S: Steering> Core<S> {
     /// Completes the explanation of a future flow: it may be bonded with a peer, or would be if a peer were reachable.
     pub(super) fn or_bonded(&self, now: Time, mut explanation: Explanation, destination: IpAddr, port: u16) -> Explanation {
         let Some(params) = self.params.as_ref().filter(|_| explanation.outcome == Outcome::Steered) else { return explanation };
-        let place = explanation.rule.map(|rule| rule as usize - 1);
-        let rule = place.and_then(|place| self.config.policy.apps.get(place));
+        let program = || self.programs.place_of(explanation.program_rule.as_ref()?).map(|place| self.config.policy.apps.len() + place);
+        let place = explanation.rule.map(|rule| rule as usize - 1).or_else(program);
+        let rule = place.and_then(|place| self.in_force.apps.get(place));
         let redirect = place.and_then(|place| params.rules.get(rules::exclusions(&self.config.policy) + place)?.redirect);
         let named = |class: &&Class| explanation.class.as_ref().is_some_and(|name| *name == class.to_string());
         let by_class = params.redirected.iter().find(named).copied();

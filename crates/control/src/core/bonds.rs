@@ -158,7 +158,8 @@ impl<S: Steering> Core<S> {
         if apps.iter().all(|rule| rule.when.is_empty()) {
             return self.rule_at(flow.started, flow.rule);
         }
-        self.match_again(now, flow, apps, matched)
+        let programs = (0..self.programs.len()).map(|place| self.programs.matched(place, flow.started));
+        self.match_again(now, flow, apps.iter().map(Some).chain(programs), matched)
     }
 
     /// Number of exclusions and the `[[app]]` entries that were configured when a flow started; `None` if they are no longer stored.
@@ -169,11 +170,21 @@ impl<S: Steering> Core<S> {
         })
     }
 
-    /// The `[[app]]` entry that had this kernel rule number when a flow started, and its index, from 0.
+    /// The `[[app]]` entry that had this kernel rule number when a flow started, and its index, from 0. The rules of programs follow the entries; one that is
+    /// gone is no rule.
     pub(super) fn rule_at(&self, started: Time, rule: Option<u8>) -> Option<(usize, &AppRule)> {
         let (exclusions, apps) = self.rules_at(started)?;
         let place = usize::from(rule?).checked_sub(exclusions)?;
-        Some((place, apps.get(place)?))
+        let found = match place.checked_sub(apps.len()) {
+            None => apps.get(place),
+            Some(program) => self.programs.matched(program, started),
+        };
+        Some((place, found?))
+    }
+
+    /// The place of a program's rule among those of programs, if the index of [`rule_at`](Self::rule_at) is one.
+    pub(super) fn program_place(&self, started: Time, place: usize) -> Option<usize> {
+        place.checked_sub(self.rules_at(started)?.1.len())
     }
 
     /// Whether a flow matched a rule that is no longer stored.

@@ -71,7 +71,7 @@ impl<S: Steering> Core<S> {
         let policy = &self.in_force;
         let excepts = |matcher: &AppMatcher| !matcher.is_empty() && (!all || own_rule(matcher, None).is_some());
         let rules = policy.apps.iter().enumerate().filter(|(_, rule)| excepts(&rule.matcher) && !policy.confines(Some(rule)));
-        exceptions.extend(rules.map(|(place, rule)| format!("[[app]] entry {} {{ {} }}", place + 1, matcher_text(&rule.matcher))));
+        exceptions.extend(rules.map(|(place, rule)| format!("{} {{ {} }}", self.rule_label(place), matcher_text(&rule.matcher))));
         let excluded = policy.exclude.matchers();
         exceptions.extend(excluded.iter().filter(|matcher| excepts(matcher)).map(|matcher| format!("[exclude] {}", matcher_text(matcher))));
         exceptions
@@ -84,7 +84,7 @@ impl<S: Steering> Core<S> {
         let is_passed = |device: &&LinkFacts| {
             !policy.is_link(device) && device.master.is_none() && !device.addresses.is_empty() && device.name != DEPARTURE_DEVICE
         };
-        let rules = policy.apps.iter().filter_map(|rule| {
+        let rules = self.configured_in_force().filter_map(|rule| {
             let allowed = if policy.confines(Some(rule)) { Some(Vec::new()) } else { allowed_links(rule, links) };
             own_rule(&rule.matcher, allowed)
         });

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use braid_api::{Accepted, Fact, FactChange};
 use braid_decide::policy::{
-    AppMatcher, AppRule, Clock, FACT_NAME_LIMIT, FACT_VALUE_LIMIT, Facts, LinkMatcher, MOVING, Policy, RESERVED_FACTS, Subject, When,
-    is_fact_name, is_fact_value, names_program,
+    AppMatcher, AppRule, Clock, FACT_NAME_LIMIT, FACT_VALUE_LIMIT, Facts, LinkMatcher, MAX_RULES, MOVING, Policy, RESERVED_FACTS, Subject,
+    When, is_fact_name, is_fact_value, names_program,
 };
 use braid_model::Time;
 
-use super::Core;
 use super::apps::AppRecord;
 use super::timeouts::RETRY;
+use super::{Core, rules};
 use crate::RequestError;
 use crate::links::Link;
 use crate::steering::{AppId, RedirectedFlow, Steering, SteeringError};
@@ -171,7 +171,8 @@ impl<S: Steering> Core<S> {
         })?;
         let unused = !self.config.policy.conditions().any(|when| when.facts.contains_key(name));
         let warnings = unused.then(|| format!("no rule refers to {name}: write when = {{ {name} = ... }} in an [[app]] or [[link]] entry"));
-        let effects: String = effects(&before, &self.in_force).iter().map(|effect| format!("; {effect}")).collect();
+        let effects: String =
+            effects(&before, &self.in_force, self.config.policy.apps.len()).iter().map(|effect| format!("; {effect}")).collect();
         Ok(Accepted { message: message + &effects, warnings: warnings.into_iter().collect() })
     }
 
@@ -185,7 +186,7 @@ impl<S: Steering> Core<S> {
         let mut gateway = Ok(());
         if held != self.context.held {
             self.context.held = held;
-            self.in_force = self.with_facts(now, |facts| self.config.policy.in_force(facts));
+            self.set_in_force(now);
             self.actions.rules_changed = true;
             self.context.links_stale |= self.config.policy.links.iter().any(|rule| !rule.when.is_empty());
             gateway = self.update_gateway();
@@ -207,7 +208,20 @@ impl<S: Steering> Core<S> {
         self.find_running();
         self.context.held = self.held(now);
         self.context.due = self.next_change(now);
-        self.in_force = self.with_facts(now, |facts| self.config.policy.in_force(facts));
+        self.set_in_force(now);
+    }
+
+    /// The configured policy that applies in the present context.
+    pub(super) fn in_force_without_programs(&self, now: Time) -> Policy {
+        self.with_facts(now, |facts| self.config.policy.in_force(facts))
+    }
+
+    /// Determines the policy in force: the configured one in the present context, then the rules of programs.
+    pub(super) fn set_in_force(&mut self, now: Time) {
+        self.judge_program_rules(now);
+        self.in_force = self.in_force_without_programs(now);
+        let left = MAX_RULES.saturating_sub(rules::exclusions(&self.in_force) + self.in_force.apps.len());
+        self.in_force.apps.extend(self.programs.applied().take(left));
     }
 
     /// Gives each link the rule that matches it now. Links whose rule changed keep their learned values.
@@ -243,13 +257,13 @@ impl<S: Steering> Core<S> {
     }
 
     /// The `[[app]]` entry that applies to a redirected flow now, among the entries in force at its start, and its index, from 0. `matched` is
-    /// the entry that the kernel matched then; `None`: no entry. The kernel's verdict holds for the entries before it, unless they have conditions: those
+    /// the entry that the kernel matched then; `None`: no entry. A rule of a program that is gone is `None` among `rules`. The kernel's verdict holds for the entries before it, unless they have conditions: those
     /// may have changed. Of these, an entry with a cgroup never matches, since only the kernel knows the flow's cgroup for certain.
     pub(super) fn match_again<'a>(
         &self,
         now: Time,
         flow: &RedirectedFlow,
-        rules: &'a [AppRule],
+        rules: impl Iterator<Item = Option<&'a AppRule>>,
         matched: Option<usize>,
     ) -> Option<(usize, &'a AppRule)> {
         let record = self.apps.get(&flow.app);
@@ -277,7 +291,8 @@ impl<S: Steering> Core<S> {
                 Some(matched) if place > matched => matches(&rule.matcher),
                 _ => !rule.when.is_empty() && rule.matcher.cgroup.is_none() && matches(&rule.matcher),
             };
-            rules.iter().enumerate().find(|(place, rule)| may(*place, rule) && rule.when.holds(facts))
+            let mut known = rules.enumerate().filter_map(|(place, rule)| Some((place, rule?)));
+            known.find(|(place, rule)| may(*place, rule) && rule.when.holds(facts))
         })
     }
 
@@ -318,14 +333,14 @@ impl<S: Steering> Core<S> {
     }
 }
 
-/// The entries that start or stop to apply.
-fn effects(before: &Policy, after: &Policy) -> Vec<String> {
+/// The entries that start or stop to apply. Those of the configuration come first.
+fn effects(before: &Policy, after: &Policy, configured: usize) -> Vec<String> {
     let change = |table: &str, place: usize, before: bool, after: bool| match (before, after) {
         (false, true) => Some(format!("[[{table}]] entry {} applies now", place + 1)),
         (true, false) => Some(format!("[[{table}]] entry {} no longer applies", place + 1)),
         _ => None,
     };
-    let apps = before.apps.iter().zip(&after.apps).enumerate();
+    let apps = before.apps.iter().zip(&after.apps).enumerate().take(configured);
     let apps = apps.filter_map(|(place, (old, new))| change("app", place, applies(&old.matcher), applies(&new.matcher)));
     let links = before.links.iter().zip(&after.links).enumerate();
     let unmatched = LinkMatcher::default();

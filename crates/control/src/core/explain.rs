@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::RequestError;
 use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, SkippedRule};
 use braid_decide::connection::{LoadTable, Mode, Request};
-use braid_decide::policy::{Admission, Client, LinkSelector, Subject, admit};
+use braid_decide::policy::{Admission, AppRule, Client, LinkSelector, Subject, admit};
 use braid_model::{Affinity, ByteCount, Class, Direction, Family, LinkSet, Mac, Protocol, Time};
 
 use super::Core;
@@ -178,9 +178,11 @@ impl<S: Steering> Core<S> {
         };
         let policy = &self.config.policy;
         let rule = self.in_force.first_match(&subject);
+        let entry = rule.map(|rule| self.entry_in_force(rule));
+        let program_rule = rule.and_then(|rule| self.program_rule_in_force(rule));
         let answer = self.rule_answer(&subject, rule, family);
-        let class = rule.and_then(|rule| policy.apps[rule].class).unwrap_or(class);
-        let affinity = policy.affinity(rule.map(|rule| &policy.apps[rule]), class);
+        let class = entry.and_then(|entry| entry.class).unwrap_or(class);
+        let affinity = policy.affinity(entry, class);
         let request = Request { allowed: answer.mask, direction, demand };
         let mode = self.params.as_ref().map_or(policy.scheduler.mode(), |params| params.mode_for(direction));
         let chosen = load_table.pick(mode, &request);
@@ -191,7 +193,7 @@ impl<S: Steering> Core<S> {
             None => answer.reason.clone(),
         };
         let how = (question.protocol, question.filtered);
-        let server = chosen.map(|_| self.explain_server(now, question.destination, rule.map(|rule| &policy.apps[rule]), how));
+        let server = chosen.map(|_| self.explain_server(now, question.destination, entry, how));
         let peer_direct = matches!(server, Some((true, _)));
         let (link, reason) = match server {
             Some((true, Some(text))) => {
@@ -217,9 +219,10 @@ impl<S: Steering> Core<S> {
             link,
             runner_up: second.filter(|_| !peer_direct).and_then(name),
             reason,
-            rule: rule.map(|rule| rule as u32 + 1),
-            rule_text: rule.map(|rule| matcher_text(&policy.apps[rule].matcher)),
-            when: rule.and_then(|rule| when_text(&policy.apps[rule].when)),
+            rule: rule.filter(|_| program_rule.is_none()).map(|rule| rule as u32 + 1),
+            program_rule: program_rule.map(str::to_owned),
+            rule_text: entry.map(|entry| matcher_text(&entry.matcher)),
+            when: entry.and_then(|entry| when_text(&entry.when)),
             skipped: self.skipped(&subject, rule),
             scheduler: policy.scheduler.to_string(),
             class: Some(class.to_string()),
@@ -233,6 +236,11 @@ impl<S: Steering> Core<S> {
             optimum: self.optimum_view(direction),
             share: None,
         }
+    }
+
+    /// An entry of the policy in force, which has its condition.
+    fn entry_in_force(&self, index: usize) -> &AppRule {
+        self.config.policy.apps.get(index).unwrap_or(&self.in_force.apps[index])
     }
 
     /// Entries before `rule` that match, but whose condition does not hold now.
@@ -266,7 +274,7 @@ impl<S: Steering> Core<S> {
         }
         let devices = self.links.devices();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
-        let entry = rule.map(|rule| &self.config.policy.apps[rule]);
+        let entry = rule.map(|rule| self.entry_in_force(rule));
         let strict = entry.and_then(|entry| entry.links.as_deref()).map(mask);
         let prefer = entry.map(|entry| &entry.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
         let answer = match admit(self.links.usable(family), self.standby(), strict, prefer) {
@@ -284,7 +292,8 @@ impl<S: Steering> Core<S> {
             None => self.apps.iter().any(|(id, _)| id.name == question.name),
         };
         let policy = &self.config.policy;
-        let mut matchers = policy.apps.iter().map(|rule| rule.matcher.clone()).chain(policy.exclude.matchers());
+        let programs = self.programs.applied().map(|rule| rule.matcher);
+        let mut matchers = policy.apps.iter().map(|rule| rule.matcher.clone()).chain(policy.exclude.matchers()).chain(programs);
         seen || matchers.any(|matcher| {
             matcher.name.as_ref() == Some(&question.name)
                 || matcher.exe.as_deref() == question.exe.as_deref().map(Path::new) && matcher.exe.is_some()

@@ -74,7 +74,7 @@ impl<S: Steering> Core<S> {
         let own = self.virtual_device().into_iter().flat_map(|own| own.addresses.iter().copied());
         let context = RuleContext { clients: &self.clients, own: self.virtual_device(), containers: self.container_devices() };
         let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| context.rule(&matcher, None));
-        let rules = policy.apps.iter().filter_map(|rule: &AppRule| {
+        let rules = self.configured_in_force().filter_map(|rule: &AppRule| {
             let allowed = if policy.confines(Some(rule)) { Some(relay_only()) } else { allowed_links(rule, &links) };
             context.rule(&rule.matcher, allowed)
         });
@@ -215,7 +215,8 @@ impl<S: Steering> Core<S> {
         let any = Subject { exe: None, name: "", port: 0, destination, cgroup: None, user: None, client: Some(client), class };
         let names_only = |matcher: &AppMatcher| *matcher == AppMatcher { client: matcher.client.clone(), ..AppMatcher::default() };
         let found = self.in_force.apps.iter().position(|rule| names_only(&rule.matcher) && rule.matcher.matches(&any));
-        found.map(|place| place as u32 + 1)
+        // Rules of programs have names instead of numbers.
+        found.filter(|place| *place < self.config.policy.apps.len()).map(|place| place as u32 + 1)
     }
 }
 

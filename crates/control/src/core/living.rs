@@ -108,6 +108,10 @@ struct RowNames {
     departing: BTreeMap<Ends, String>,
     /// Links whose packets wait until they can take them.
     late: BTreeSet<LinkIndex>,
+    /// Number of `[[app]]` rules, which precede those of programs.
+    entries: usize,
+    /// Rules of programs by place: name, and since when flows have matched them.
+    programs: Vec<Option<(String, Time)>>,
     /// Number of exclusion rules, which precede the `[[app]]` rules.
     exclusions: usize,
 }
@@ -122,7 +126,9 @@ struct AppNames {
 impl<S: Steering> Core<S> {
     /// Snapshot of the last poll. It is cheap, however many flows there are.
     pub fn flows_view(&self, now: Time) -> FlowsView {
-        let mut names = RowNames { exclusions: rules::exclusions(&self.config.policy), ..RowNames::default() };
+        let policy = &self.config.policy;
+        let (exclusions, entries, programs) = (rules::exclusions(policy), policy.apps.len(), self.programs.names());
+        let mut names = RowNames { exclusions, entries, programs, ..RowNames::default() };
         names.own = self.virtual_device().map(|own| own.name.clone());
         names.late = self.links.iter().filter(|(_, link)| self.is_late(link.slot)).map(|(index, _)| index).collect();
         names.departing = self
@@ -205,6 +211,9 @@ impl FlowsView {
         let address = |end: (std::net::IpAddr, u16)| SocketAddr::new(end.0, end.1).to_string();
         let device = self.names.devices.get(&row.link);
         let client = row.app.client_address();
+        let rule = row.rule.and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions));
+        let program = rule.and_then(|rule| self.names.programs.get(rule.checked_sub(self.names.entries)?)?.as_ref());
+        let program = program.filter(|(_, since)| row.started > *since);
         Flow {
             id: row.id.0,
             application: named.map_or_else(|| row.app.name.clone(), |named| named.application.clone()),
@@ -226,7 +235,8 @@ impl FlowsView {
             demand_bytes: Some(row.demand.get()),
             retransmissions: row.retransmissions.map(u64::from),
             delivery_rate_bps: row.delivery_rate.map(|rate| rate.bps()),
-            rule: row.rule.and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions)).map(|rule| rule as u32 + 1),
+            rule: rule.filter(|rule| *rule < self.names.entries).map(|rule| rule as u32 + 1),
+            program_rule: program.map(|(name, _)| name.clone()),
             energy_j: progress.energy.total().map(Joules::get),
             peer: None,
             client: client.map(|client| client.to_string()),

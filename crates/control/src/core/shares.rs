@@ -88,9 +88,11 @@ impl<S: Steering> Core<S> {
     pub(super) fn follow_shares(&mut self, now: Time) {
         // Without a gateway, clients are those of `braid proxy`, which have no flows of their own here.
         let direct = |rule: &&AppRule| rule.matcher.client.is_none() || self.is_gateway();
-        let preferences = || self.config.policy.apps.iter().filter(direct).map(AppRule::preference);
-        let wanted = preferences().any(|preference| preference != Preference::default());
-        let may_share = preferences().any(|preference| preference.shares());
+        let programs: Vec<AppRule> = self.programs.applied().collect();
+        let preferences = || self.config.policy.apps.iter().chain(&programs).filter(direct).map(AppRule::preference);
+        let reservations = self.reservations();
+        let wanted = preferences().any(|preference| preference != Preference::default()) || !reservations.is_empty();
+        let may_share = preferences().any(|preference| preference.shares()) || !reservations.is_empty();
         let subjects: Vec<Subject> = if wanted {
             self.update_client_keys(now);
             let direct = self.flows.iter().filter(|living| !self.has_ended(living));
@@ -99,6 +101,7 @@ impl<S: Steering> Core<S> {
             Vec::new()
         };
         let asked = self.shares.controller.asks();
+        self.shares.controller.reserve(reservations);
         self.shares.controller.follow(subjects, may_share);
         if wanted {
             // For UDP, and for flows beyond the limit: a fast one then takes the place of a slow one.
@@ -123,10 +126,16 @@ impl<S: Steering> Core<S> {
 
     /// A flow keeps the rule that it matched at its start, with that rule's current preferences: a rule that was removed has none.
     fn shaping_subject(&self, row: &FlowRow) -> Subject {
-        let matched = self.rule_at(row.started, row.rule).map(|(_, rule)| (&rule.matcher, &rule.when));
         let apps = &self.config.policy.apps;
-        let rule = matched.and_then(|(matcher, when)| apps.iter().position(|rule| rule.matcher == *matcher && rule.when == *when));
-        let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
+        let present = |(place, rule): (usize, &AppRule)| match self.program_place(row.started, place) {
+            Some(program) => Some((apps.len() + program, rule.preference())),
+            None => {
+                let rule = apps.iter().position(|known| known.matcher == rule.matcher && known.when == rule.when)?;
+                Some((rule, apps[rule].preference()))
+            }
+        };
+        let (rule, preference) = self.rule_at(row.started, row.rule).and_then(present).unzip();
+        let preference = preference.unwrap_or_default();
         Subject {
             id: row.id,
             limitable: row.limitable,
@@ -201,7 +210,8 @@ impl<S: Steering> Core<S> {
     pub(super) fn explain_share(&self, now: Time, row: &FlowRow) -> Option<FlowShare> {
         let subject = self.shaping_subject(row);
         let neighbours = || self.flows.iter().filter(|living| living.row.link == row.link).map(|living| self.shaping_subject(&living.row));
-        if subject.preference == Preference::default() && !neighbours().any(|other| other.preference.shares()) {
+        let is_reserved = self.reservations().iter().any(|(link, _)| *link == row.link);
+        if subject.preference == Preference::default() && !is_reserved && !neighbours().any(|other| other.preference.shares()) {
             return None;
         }
         let mut share = FlowShare { weight: subject.preference.weight, ..FlowShare::default() };
@@ -223,10 +233,11 @@ impl<S: Steering> Core<S> {
     fn share_direction(&self, id: FlowId, direction: Direction, facts: &LinkFacts) -> ShareDirection {
         let capacity = facts.capacity[direction];
         let share = self.shares.controller.share(id, direction);
-        let guaranteed = self.shares.controller.guaranteed(id, capacity);
+        let guaranteed = self.shares.controller.guaranteed(id, direction, capacity);
         let measured = share.map(|share| share.measured);
         let (delay, delay_note) = delay_bound(guaranteed, measured);
         ShareDirection {
+            reserved_bps: self.shares.controller.reserved(id, direction).map(Rate::bps),
             target_bps: share.and_then(|share| share.target).map(Rate::bps),
             measured_bps: measured.map(Rate::bps),
             guaranteed_bps: guaranteed.map(|guaranteed| guaranteed.rate().bps()),
@@ -328,6 +339,5 @@ fn progress(row: &FlowRow) -> ShapedFlow {
 }
 
 fn link_facts(link: &Link, now: Time) -> LinkFacts {
-    let known = |direction| Some(link.estimate(direction, now)).filter(|estimate| estimate.is_known()).map(|estimate| estimate.rate);
-    LinkFacts { capacity: PerDirection::from_fn(known), round_trip: link.rtt.least() }
+    LinkFacts { capacity: PerDirection::from_fn(|direction| link.known_capacity(direction, now)), round_trip: link.rtt.least() }
 }

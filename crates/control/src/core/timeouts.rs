@@ -33,7 +33,7 @@ pub enum Due {
     EnergyService(LinkIndex),
     /// The next step of the flows' rates.
     Shares,
-    /// A moved flow's lease ends, or its move takes another step.
+    /// The lease of a moved flow or of a program's rule ends, or a move takes another step.
     Lease,
     /// What was set in the kernel may be missing.
     Upkeep,
@@ -61,6 +61,7 @@ impl<S: Steering> Core<S> {
             self.shares.due().map(|at| (at, Due::Shares)),
             self.relocated.due().map(|at| (at, Due::Lease)),
             self.moving.due().map(|at| (at, Due::Lease)),
+            self.programs.due().map(|at| (at, Due::Lease)),
             self.tables_upkeep.due().map(|at| (at, Due::Upkeep)),
             self.gateway_upkeep.due().map(|at| (at, Due::Upkeep)),
             self.params_due.map(|at| (at, Due::Params)),

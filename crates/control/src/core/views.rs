@@ -2,7 +2,7 @@
 
 use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkMeasured, LinkStatus, PolicyView, Status, VirtualInterfaceView};
 use braid_decide::capacity::Estimate;
-use braid_decide::policy::{AppMatcher, BondScheduler, LinkMatcher, ProbeMode, Scheduler, When};
+use braid_decide::policy::{AppMatcher, AppRule, BondScheduler, LinkMatcher, ProbeMode, Scheduler, When};
 use braid_model::{Affinity, ByteCount, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
 
 use super::energy::LinkEnergy;
@@ -171,28 +171,29 @@ impl<S: Steering> Core<S> {
                     cost_per_gb: (rule.cost_per_gb > 0.0).then_some(rule.cost_per_gb),
                 })
                 .collect(),
-            apps: policy
-                .apps
-                .iter()
-                .map(|rule| AppEntry {
-                    matches: matcher_text(&rule.matcher),
-                    when: when_text(&rule.when),
-                    unmet: self.unmet(&rule.when),
-                    links: rule.links.as_ref().map(|links| links.iter().map(ToString::to_string).collect()),
-                    prefer: rule.prefer.iter().map(ToString::to_string).collect(),
-                    class: rule.class.map(|class| class.to_string()),
-                    affinity: rule.affinity.map(|affinity| affinity_name(affinity).to_owned()),
-                    carry: rule.carry.name().to_owned(),
-                    copies: rule.copies,
-                    relay: rule.relay.clone(),
-                    fallback: rule.fallback.map(|fallback| fallback.name().to_owned()),
-                    resolve: rule.resolve.name().to_owned(),
-                    weight: rule.weight,
-                    rate: rule.rate.map(|portion| portion.to_string()),
-                    guarantee: rule.guarantee.map(|portion| portion.to_string()),
-                })
-                .collect(),
+            apps: policy.apps.iter().map(|rule| self.app_entry(rule)).collect(),
             exclude: policy.exclude.matchers().iter().map(|matcher| ExcludeEntry { matches: matcher_text(matcher) }).collect(),
+        }
+    }
+
+    /// An `[[app]]` entry, or a rule of a program.
+    pub(super) fn app_entry(&self, rule: &AppRule) -> AppEntry {
+        AppEntry {
+            matches: matcher_text(&rule.matcher),
+            when: when_text(&rule.when),
+            unmet: self.unmet(&rule.when),
+            links: rule.links.as_ref().map(|links| links.iter().map(ToString::to_string).collect()),
+            prefer: rule.prefer.iter().map(ToString::to_string).collect(),
+            class: rule.class.map(|class| class.to_string()),
+            affinity: rule.affinity.map(|affinity| affinity_name(affinity).to_owned()),
+            carry: rule.carry.name().to_owned(),
+            copies: rule.copies,
+            relay: rule.relay.clone(),
+            fallback: rule.fallback.map(|fallback| fallback.name().to_owned()),
+            resolve: rule.resolve.name().to_owned(),
+            weight: rule.weight,
+            rate: rule.rate.map(|portion| portion.to_string()),
+            guarantee: rule.guarantee.map(|portion| portion.to_string()),
         }
     }
 

@@ -216,6 +216,11 @@ impl Link {
         self.capacity[direction].estimate(now)
     }
 
+    /// Capacity in a direction, if it is more than a guess.
+    pub fn known_capacity(&self, direction: Direction, now: Time) -> Option<Rate> {
+        Some(self.estimate(direction, now)).filter(Estimate::is_known).map(|estimate| estimate.rate)
+    }
+
     /// Bytes of Braid's flows.
     pub fn moved(&self) -> Traffic {
         self.ended + self.living

@@ -11,6 +11,7 @@ mod links;
 mod moving;
 mod packets;
 mod policy;
+mod programs;
 mod relocated;
 mod shares;
 mod upkeep;

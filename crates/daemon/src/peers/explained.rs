@@ -59,6 +59,7 @@ impl Peers {
                 self.scheduler().explanation()
             ),
             rule: bond_reason.and_then(|bond_reason| bond_reason.rule),
+            program_rule: bond_reason.and_then(|bond_reason| bond_reason.program_rule.clone()),
             rule_text: bond_reason.and_then(|bond_reason| bond_reason.rule_text.clone()),
             scheduler: self.scheduler_name().to_owned(),
             when: bond_reason.and_then(|bond_reason| bond_reason.when.clone()),

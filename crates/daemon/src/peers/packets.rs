@@ -167,6 +167,7 @@ impl Peers {
                 retransmissions: None,
                 delivery_rate_bps: None,
                 rule: None,
+                program_rule: None,
                 energy_j: None,
                 peer: session.map(|session| session.relay.clone()),
                 client: client.map(|client| client.to_string()),

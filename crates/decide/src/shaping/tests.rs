@@ -224,9 +224,39 @@ fn the_guaranteed_rate_is_the_larger_of_weight_and_guarantee_up_to_the_limit() {
         ],
         false,
     );
-    let guaranteed = |id| controller.guaranteed(FlowId(id), Some(Rate::from_mbps(12))).map(|it| it.rate().bps());
+    let guaranteed = |id| controller.guaranteed(FlowId(id), Direction::Down, Some(Rate::from_mbps(12))).map(|it| it.rate().bps());
     assert_eq!([guaranteed(1), guaranteed(2), guaranteed(3)], [Some(6_000_000), Some(1_000_000), Some(6_000_000)]);
-    assert_eq!(controller.guaranteed(FlowId(3), None), None);
+    assert_eq!(controller.guaranteed(FlowId(3), Direction::Down, None), None);
+    // What is reserved for the second rule is not shared: 9 of 12 Mbit/s remain.
+    let rates = PerDirection { down: Some(Rate::from_mbps(3)), up: None };
+    controller.reserve([(LINK, Reserved { rule: 2, rates })]);
+    let guaranteed = |id, direction| controller.guaranteed(FlowId(id), direction, Some(Rate::from_mbps(12))).map(|it| it.service.bps());
+    assert_eq!([1, 2, 3].map(|id| guaranteed(id, Direction::Down)), [Some(6_000_000), Some(2_250_000), Some(6_000_000)]);
+    assert_eq!(guaranteed(2, Direction::Up), Some(3_000_000));
+}
+
+#[test]
+fn a_reservation_is_kept_free_while_it_is_idle_and_used_by_its_rule_only() {
+    let mut far = far_end(12.0, 40.0);
+    let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+    controller.follow([subject(1, 0, Preference::default()), subject(2, 1, Preference::default())], true);
+    let rates = PerDirection { down: Some(Rate::from_mbps(4)), up: None };
+    controller.reserve([(LINK, Reserved { rule: 1, rates }), (LinkIndex(7), Reserved { rule: 0, rates })]);
+    let target = |controller: &Controller, id| controller.share(FlowId(id), Direction::Down).unwrap().target.unwrap().bps();
+    let mut pass = |controller: &mut Controller, flows: &[FlowId]| {
+        for _ in 0..80 {
+            controller.on_progress(&far.pass(&shapes, flows));
+            shapes = controller.step(&facts(Some(Rate::from_mbps(12)), 40));
+        }
+    };
+    pass(&mut controller, &[FlowId(1)]);
+    assert!((6_000_000..9_000_000).contains(&target(&controller, 1)), "{}", target(&controller, 1));
+    pass(&mut controller, &[FlowId(1), FlowId(2)]);
+    assert!(target(&controller, 2) >= 4_000_000, "{}", target(&controller, 2));
+    assert!(controller.share(FlowId(1), Direction::Up).unwrap().target.is_none(), "nothing is reserved in this direction");
+    controller.reserve([]);
+    controller.step(&facts(Some(Rate::from_mbps(12)), 40));
+    assert!(!controller.asks() && [1, 2].iter().all(|id| controller.share(FlowId(*id), Direction::Down).unwrap().target.is_none()));
 }
 
 /// BBR sends next to nothing for 0.2 s every 10 s. The others took its share, and it was slow for a second or two after that.

@@ -304,3 +304,89 @@ fn regression_the_concurrent_requests_of_a_reader_are_limited_and_others_are_ans
         tokio::time::timeout(Duration::from_secs(30), answered).await.expect("the reader is below its limit again");
     });
 }
+
+#[test]
+fn a_rule_of_a_program_ends_when_its_process_ends() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.local().await;
+        // The program keeps no connection.
+        let script = "import socket, sys\nbody = sys.argv[2]\none = socket.socket(1, 1)\none.connect(sys.argv[1])\n\
+            one.sendall(f'POST /v1/rules HTTP/1.1\\r\\nhost: localhost\\r\\ncontent-type: application/json\\r\\ncontent-length: {len(body)}\\r\\n\
+            connection: close\\r\\n\\r\\n{body}'.encode())\nwhile one.recv(4096): pass\none.close()\nsys.stdin.read()";
+        let add = |name: &str, stays: bool| {
+            let body = json!({"name": name, "rule": {"match": {"port": 443}, "weight": 2.0}, "lease_ms": 60_000, "stays": stays});
+            let mut command = std::process::Command::new("python3");
+            command.args(["-c", script]).arg(fixture.folder.path().join("socket")).arg(body.to_string());
+            command.stdin(std::process::Stdio::piped()).spawn().unwrap()
+        };
+        let mut programs = [add("mine", false), add("stays", true)];
+        wait_for_rules(&mut client, &["mine", "stays"]).await;
+        let rules = client.ask("GET /v1/rules", &[], "").await.json();
+        let mine = rules["rules"].as_array().unwrap().iter().find(|rule| rule["name"] == "mine").unwrap().clone();
+        assert_eq!(mine["process"], json!(programs[0].id()));
+        assert!(mine["program"].as_str().unwrap().starts_with("python3"), "{mine}");
+        assert!(mine["entry"]["matches"] == "port = 443" && mine["entry"]["weight"] == 2.0 && mine["entry"]["unmet"].is_null(), "{mine}");
+        for program in &mut programs {
+            program.kill().unwrap();
+            program.wait().unwrap();
+        }
+        wait_for_rules(&mut client, &["stays"]).await;
+        assert!(fixture.mind.borrow().notes().iter().any(|note| note.text.contains("has ended: its rules are removed")));
+    });
+}
+
+/// Waits until these rules of programs exist, in any order.
+async fn wait_for_rules(client: &mut fixture::Connection, wanted: &[&str]) {
+    let wait = async {
+        loop {
+            let rules = client.ask("GET /v1/rules", &[], "").await.json();
+            let mut names: Vec<&str> = rules["rules"].as_array().unwrap().iter().map(|rule| rule["name"].as_str().unwrap()).collect();
+            names.sort_unstable();
+            if names == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("the rules appear or disappear");
+}
+
+#[test]
+fn a_rule_over_tcp_ends_with_its_lease_only_and_is_parsed_like_an_entry() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.remote().await;
+        let full = format!("Bearer {}", fixture.tokens[0]);
+        let headers = [("authorization", full.as_str())];
+        let mut ask = async |body: serde_json::Value| client.ask("POST /v1/rules", &headers, &body.to_string()).await;
+        let good = json!({"match": {"name": "curl"}, "weight": 2.0});
+        for (body, status, text) in [
+            (json!({"name": "mine", "rule": good}), 400, "lease_ms"),
+            (json!({"name": "mine", "rule": good, "lease_ms": 10}), 400, "lease_ms"),
+            (json!({"name": "mine", "rule": good, "lease_ms": 1000, "lease": 1}), 400, "unknown field"),
+            (json!({"name": "Mine", "rule": good, "lease_ms": 1000}), 400, "lower-case"),
+            (json!({"name": "mine", "rule": {}, "lease_ms": 1000}), 422, "match"),
+            (json!({"name": "mine", "rule": {"match": {}}, "lease_ms": 1000}), 422, "match"),
+            (json!({"name": "mine", "rule": {"match": {"port": 0}}, "lease_ms": 1000}), 422, "port"),
+            (json!({"name": "mine", "rule": {"match": {"name": "x"}, "wieght": 2}, "lease_ms": 1000}), 422, "weight"),
+            (json!({"name": "mine", "rule": {"match": {"name": "x"}, "links": ["no-such-link"]}, "lease_ms": 1000}), 422, "no-such-link"),
+            (json!({"name": "mine", "rule": {"match": {"name": "x".repeat(20_000)}}, "lease_ms": 1000}), 400, "longer than"),
+            (json!({"name": "mine", "rule": {"match": {"name": "x"}, "when": {"moving": true}}, "lease_ms": 1000}), 409, "when"),
+            (json!({"name": "mine", "rule": good, "reserve": {"up_bps": 1_000_000}, "lease_ms": 1000}), 409, "not known yet"),
+            (json!({"name": "mine", "rule": good, "reserve": {"up": 1}, "lease_ms": 1000}), 400, "unknown field"),
+            (json!({"name": "mine"}), 404, "braid rules"),
+            (json!({"name": "mine", "rule": good, "lease_ms": 1000}), 200, "is added for 1 s"),
+            (json!({"name": "mine", "rule": good, "lease_ms": 2000}), 200, "is renewed for 2 s"),
+        ] {
+            let answer = ask(body.clone()).await;
+            let told = answer.json().to_string();
+            assert!(answer.status == status && told.contains(text), "{body}: {told}");
+        }
+        let rules = client.ask("GET /v1/rules", &headers, "").await.json();
+        assert_eq!((rules["rules"].as_array().unwrap().len(), &rules["rules"][0]["process"]), (1, &json!(null)));
+        let removed = client.ask("POST /v1/rules", &headers, r#"{"name": "mine"}"#).await;
+        assert_eq!(removed.json()["message"], "the rule mine is removed");
+        assert_eq!(fixture.text(), FILE, "the configuration file is untouched");
+    });
+}

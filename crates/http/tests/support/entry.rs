@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use braid_api::{
-    ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, RewriteRequest, SessionRequest, UiRequest,
+    ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, RewriteRequest, RuleChange, SessionRequest, UiRequest,
 };
-use braid_config::settings::Settings;
+use braid_config::settings::{self, Settings};
 use braid_config::{ConfigErrors, Files, World};
 use braid_peer::invite::Invite;
 use serde::Serialize;
@@ -40,7 +40,7 @@ pub fn config(bytes: &[u8]) {
 }
 
 /// The operations with a request body; a corpus file's first byte selects one by index.
-pub const OPERATIONS: [&str; 10] = [
+pub const OPERATIONS: [&str; 11] = [
     "/v1/config",
     "/v1/config/preview",
     "/v1/explain",
@@ -51,6 +51,7 @@ pub const OPERATIONS: [&str; 10] = [
     "/v1/ui",
     "/v1/context",
     "/v1/rewrites",
+    "/v1/rules",
 ];
 
 /// Parses a request body, whose first byte selects the operation. Returns whether it is valid. A valid body must survive serialization, and a
@@ -67,6 +68,7 @@ pub fn body(bytes: &[u8], example: &Path) -> bool {
         "/v1/ui" => said::<UiRequest>(body).is_some(),
         "/v1/context" => said::<FactChange>(body).is_some(),
         "/v1/rewrites" => said::<RewriteRequest>(body).is_some(),
+        "/v1/rules" => said::<RuleChange>(body).map(|change| rule(&change)).is_some(),
         other => panic!("no parser for {other}"),
     }
 }
@@ -87,6 +89,16 @@ fn preview(mut change: ConfigChange, example: &Path) {
             braid_config::parse("braid.toml", &changed.text, &lenient).expect("a change leaves a valid configuration");
         }
         Err(error) => assert!(error.cause != braid_control::Cause::Failed, "{error:?}"),
+    }
+}
+
+/// A rule is accepted or refused with a reason, always in the same way.
+fn rule(change: &RuleChange) {
+    let Some(rule) = &change.rule else { return };
+    let read = || settings::program_rule(rule, &world());
+    match read() {
+        Ok(rule) => assert!(!rule.0.matcher.is_empty() && read().is_ok_and(|again| format!("{again:?}") == format!("{rule:?}"))),
+        Err(error) => assert!(error.cause != braid_control::Cause::Failed && !error.detail.is_empty(), "{error:?}"),
     }
 }
 

@@ -358,7 +358,11 @@ pub fn duplicate(thread: i32, fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-fn pidfd_open(thread: i32, flags: libc::c_uint) -> io::Result<OwnedFd> {
+/// A descriptor of a process, or with `PIDFD_THREAD` of a thread. It is readable once the process has ended, and never means another one.
+///
+/// # Errors
+/// Errors of `pidfd_open`.
+pub(super) fn pidfd_open(thread: i32, flags: libc::c_uint) -> io::Result<OwnedFd> {
     // SAFETY: takes two integers.
     let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, thread, flags) })?;
     // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
