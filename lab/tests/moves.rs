@@ -2,12 +2,15 @@
 
 mod support;
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use braid_lab::{Filter, Lab, MovesRelay, ServerDaemon};
+use braid_lab::{Filter, Lab, MovesRelay, ServerDaemon, ms};
 use braid_model::Protocol;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
@@ -387,4 +390,90 @@ fn a_flow_that_moves_every_second_loses_nothing() {
             !explained.contains("is moving") && explained.contains("it has moved to") == (to == flow.to)
         });
     }
+}
+
+/// An accelerometer of the client, which shakes while `shakes` is set.
+struct Sensor {
+    shakes: Arc<AtomicBool>,
+    ends: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Sensor {
+    fn start(lab: &Lab) -> Self {
+        let buses = lab.directory().join("buses");
+        let device = buses.join("iio/devices/iio:device0");
+        fs::create_dir_all(&device).unwrap();
+        client(lab, &format!("mount --bind {} /sys/bus", buses.display()));
+        let read = move |name: &str, value: i64| {
+            // Never half written.
+            fs::write(device.join("next"), format!("{value}\n")).unwrap();
+            fs::rename(device.join("next"), device.join(name)).unwrap();
+        };
+        read("in_accel_x_raw", 0);
+        read("in_accel_y_raw", 0);
+        let (shakes, ends) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let (shaken, ended) = (shakes.clone(), ends.clone());
+        fs::write(buses.join("iio/devices/iio:device0/in_accel_scale"), "0.001\n").unwrap();
+        let work = move || {
+            for step in (0..).take_while(|_| !ended.load(Ordering::Relaxed)) {
+                let swing = if shaken.load(Ordering::Relaxed) { 3000.0 * f64::from(step).sin() } else { 0.0 };
+                read("in_accel_z_raw", 9810 + swing as i64);
+                thread::sleep(ms(50));
+            }
+        };
+        Self { shakes, ends, thread: Some(thread::spawn(work)) }
+    }
+}
+
+impl Drop for Sensor {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+/// Figure 2.10 of Yap's thesis: the network on the road, and another one at rest.
+const ON_THE_ROAD: &str = "\
+scheduler = \"round-robin\"
+[detect]
+hosts = true
+moves = true
+[[app]]
+match = { port = 7000 }
+when = { moving = true }
+carry = \"direct\"
+links = [\"wlan0\"]
+[[app]]
+match = { port = 7000 }
+carry = \"direct\"
+links = [\"lte0\"]
+";
+
+#[test]
+fn an_accelerometer_moves_a_running_flow_and_back() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    mirror(&lab, 7000);
+    let sensor = Sensor::start(&lab);
+    let _far = Far::start(&lab);
+    let _relay = Relay::start(&lab);
+    let near = Up::start(&lab, ON_THE_ROAD);
+    let server = remote(10, 7000);
+    let (mut stream, from) = open(&lab, server);
+    assert_eq!(from, 1, "it is at rest");
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    exchange(&mut stream, 1, 100_000);
+    let id = movable(&near, server);
+    sensor.shakes.store(true, Ordering::Relaxed);
+    uses(&lab, &mut stream, 0);
+    assert!(near.explain_flow(&id).contains("it has moved to wlan0"));
+    exchange(&mut stream, 100, 1_000_000);
+    sensor.shakes.store(false, Ordering::Relaxed);
+    // It counts as moving for a minute after it shook.
+    within(LIMIT * 2, "the flow is at rest, too", || near.explain_flow(&id).contains("can change its link"));
+    uses(&lab, &mut stream, 1);
+    exchange(&mut stream, 200, 1_000_000);
 }

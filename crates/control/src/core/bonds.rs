@@ -8,7 +8,7 @@ use braid_model::{Class, Direction, Family, LinkSet, Time};
 
 use super::{Core, rules};
 use crate::links::BondLink;
-use crate::steering::{AppId, RedirectedFlow, Steering, SteeringError};
+use crate::steering::{AppId, FlowRow, RedirectedFlow, Steering, SteeringError};
 
 /// Where a flow that no bond takes may leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,6 +159,21 @@ impl<S: Steering> Core<S> {
             return self.rule_at(flow.started, flow.rule);
         }
         self.match_again(now, flow, apps, matched)
+    }
+
+    /// The links that a flow may use now or in another context; none if the entries of its start are no longer stored.
+    pub(super) fn links_in_any_context(&self, row: &FlowRow) -> LinkSet {
+        let Some((exclusions, apps)) = self.rules_at(row.started) else { return LinkSet::default() };
+        let matched = row.rule.and_then(|rule| usize::from(rule).checked_sub(exclusions));
+        let flow = RedirectedFlow::of(row);
+        let mut links = LinkSet::default();
+        for rule in self.applicable(&flow, apps, matched).map(|(_, rule)| Some(rule)).chain([None]) {
+            links = links | self.admitted(rule, row.family);
+            if rule.is_some_and(|rule| rule.when.is_empty()) {
+                break;
+            }
+        }
+        links
     }
 
     /// Number of exclusions and the `[[app]]` entries that were configured when a flow started; `None` if they are no longer stored.

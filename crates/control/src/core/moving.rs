@@ -184,8 +184,7 @@ impl<S: Steering> Core<S> {
     }
 
     fn could_use_several(&self, row: &FlowRow) -> bool {
-        let rule = self.rule_at(row.started, row.rule).map(|(_, rule)| rule);
-        !self.rule_expired(row.started, row.rule) && self.may_use_several(rule, row.family)
+        !self.rule_expired(row.started, row.rule) && self.links_in_any_context(row).iter().count() > 1
     }
 
     /// `POST /v1/move`, for direct flows: those with this id, application or program name. `None`: there is none.

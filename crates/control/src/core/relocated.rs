@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_api::{FlowEnds, RewriteRequest, RewriteState, Rewritten};
+use braid_decide::policy::AppRule;
 use braid_decide::tables::{self, DEPARTURE_DEVICE, PACKET_DEVICE};
 use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, SequenceNumbers, Time};
 
@@ -14,7 +15,7 @@ use super::Core;
 use super::gateway::allowed_links;
 use super::timeouts::RETRY;
 use crate::RequestError;
-use crate::steering::{Ends, FlowRow, MAX_REWRITES, MovedSocket, Port, PortSide, Rewrite, Steering, SteeringError};
+use crate::steering::{Ends, FlowRow, MAX_REWRITES, MovedSocket, Port, PortSide, RedirectedFlow, Rewrite, Steering, SteeringError};
 
 /// The longest time for which a program may move a flow without asking again.
 const MAX_LEASE: Duration = Duration::from_secs(3600);
@@ -369,7 +370,7 @@ impl<S: Steering> Core<S> {
             let MovedFlow { own, wire, .. } = flow;
             let known = next.get(own);
             let is_its = known.is_some_and(|entry| entry.arrivals().any(|of| of == *wire));
-            let checked = match self.check_relocation(own, wire) {
+            let checked = match self.check_relocation(now, own, wire) {
                 Err(error) => Err(error),
                 Ok(()) if !named.insert(*own) => Err(RelocationError::Twice(own.source)),
                 Ok(()) if flow.numbers.is_some() && !proved.contains_key(own) => {
@@ -457,7 +458,7 @@ impl<S: Steering> Core<S> {
         self.update_relocated(now)
     }
 
-    fn check_relocation(&self, own: &Ends, wire: &Ends) -> Result<(), RelocationError> {
+    fn check_relocation(&self, now: Time, own: &Ends, wire: &Ends) -> Result<(), RelocationError> {
         let row = self.relocated.listed.as_ref().and_then(|(_, rows)| rows.get(own));
         let ends = [own.source, own.destination, wire.source, wire.destination];
         let is_scoped = |end: &&SocketAddr| matches!(end, SocketAddr::V6(v6) if v6.scope_id() != 0 || v6.flowinfo() != 0 || v6.ip().is_unicast_link_local());
@@ -486,18 +487,18 @@ impl<S: Steering> Core<S> {
         if device.mac.is_none() {
             return Err(RelocationError::Raw(device.name.clone()));
         }
+        // The rule that holds in the present context, as for a flow that Braid itself moves.
+        let rule = row.and_then(|row| self.rule_of(now, &RedirectedFlow::of(row)));
         match row {
-            Some(row) if self.in_force.confines(self.rule_at(row.started, row.rule).map(|(_, rule)| rule)) => {
-                Err(RelocationError::Confined)
-            }
-            Some(row) if !self.allows(row, device) => Err(RelocationError::Forbidden(own.source, device.name.clone())),
+            Some(_) if self.in_force.confines(rule) => Err(RelocationError::Confined),
+            Some(_) if !self.allows(rule, device) => Err(RelocationError::Forbidden(own.source, device.name.clone())),
             _ => Ok(()),
         }
     }
 
-    /// Whether the flow's rule allows this device.
-    fn allows(&self, row: &FlowRow, device: &LinkFacts) -> bool {
-        let Some((_, rule)) = self.rule_at(row.started, row.rule) else { return true };
+    /// Whether a rule allows this device.
+    fn allows(&self, rule: Option<&AppRule>, device: &LinkFacts) -> bool {
+        let Some(rule) = rule else { return true };
         let links: Vec<_> = self.links.iter().map(|(_, link)| (link.slot, &link.facts)).collect();
         allowed_links(rule, &links).is_none_or(|allowed| allowed.contains(&device.name))
     }

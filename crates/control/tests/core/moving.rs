@@ -7,7 +7,7 @@ use braid_control::config::Config;
 use braid_control::core::MoveOrder;
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{Ends, Steering};
-use braid_decide::policy::{ProbeMode, Scheduler};
+use braid_decide::policy::{AppMatcher, AppRule, ProbeMode, Scheduler, When};
 use braid_decide::tables::DEPARTURE_DEVICE;
 use braid_model::{ByteCount, FlowId, LinkFacts, LinkIndex, LinkKind, Mac, Protocol, SequenceNumbers};
 
@@ -17,8 +17,14 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Two Ethernet links, and a host that takes requests.
 fn world() -> World {
-    let mut world =
-        World::with(FakeSteering::default(), Config { moves: true, probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) });
+    world_with(Vec::new())
+}
+
+/// The same with rules.
+fn world_with(apps: Vec<AppRule>) -> World {
+    let mut config = Config { moves: true, probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) };
+    config.policy.apps = apps;
+    let mut world = World::with(FakeSteering::default(), config);
     for (number, device) in (1..).zip(&mut world.devices) {
         device.mac = Some(Mac([2, 0, 0, 0, 0, number]));
     }
@@ -227,6 +233,24 @@ fn a_flow_that_has_left_a_dead_link_is_not_ended() {
     agree(&mut world);
     world.run(SECOND * 6);
     assert!(device(&mut world, &ends).is_some() && !world.stuck.contains(&id), "{:?}", world.stuck);
+}
+
+#[test]
+fn regression_a_flow_follows_the_rule_of_another_context_that_excludes_its_link() {
+    let matcher = AppMatcher { name: Some("test".into()), ..AppMatcher::default() };
+    let moving = When { facts: [("moving".to_owned(), "true".to_owned())].into(), ..When::default() };
+    let mut world = world_with(vec![
+        AppRule { matcher: matcher.clone(), when: moving, links: only(&["lte0"]), ..AppRule::default() },
+        AppRule { matcher, links: only(&["wlan0"]), ..AppRule::default() },
+    ]);
+    let (_, ends) = flow(&mut world);
+    assert_eq!(own_link(&ends), 1);
+    world.core.on_moving(world.now, Some(true)).unwrap();
+    world.run(SECOND / 10);
+    make_device(&mut world);
+    world.run(SECOND / 10);
+    agree(&mut world);
+    assert_eq!(device(&mut world, &ends), Some(2));
 }
 
 #[test]
