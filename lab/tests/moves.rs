@@ -4,17 +4,18 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
+use std::iter;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use braid_lab::{Filter, Lab, MovesRelay, ServerDaemon, ms};
+use braid_lab::{Filter, Lab, LinkSpec, MovesRelay, ServerDaemon, ms};
 use braid_model::Protocol;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
-use support::gateway::traces;
+use support::gateway::{FAR, traces};
 use support::*;
 
 /// The server's daemon.
@@ -58,7 +59,7 @@ impl Drop for Relay {
 
 /// Starts a server that sends back what it gets.
 fn mirror(lab: &Lab, port: u16) {
-    lab.server()
+    lab.host()
         .run(move || {
             let listener = TcpListener::bind(("::", port)).unwrap();
             thread::spawn(move || {
@@ -390,6 +391,167 @@ fn a_flow_that_moves_every_second_loses_nothing() {
             !explained.contains("is moving") && explained.contains("it has moved to") == (to == flow.to)
         });
     }
+}
+
+/// Two links to a host behind the server, which plays a firewall or NAT on the second one.
+fn lab_with_middlebox() -> Lab {
+    let lab = NAMES[..2].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::new(name))).far(1500).start().unwrap();
+    mirror(&lab, 7000);
+    lab
+}
+
+fn nft(lab: &Lab, script: &str) {
+    let output = lab.server().command("nft").unwrap().arg(script).output().unwrap();
+    assert!(output.status.success(), "{script}: {}", text(&output.stderr));
+}
+
+/// A stateful firewall on the second link. It lets in only what belongs to connections of the client. `strict`: it must have seen their SYN.
+fn firewall(lab: &Lab, strict: bool) {
+    nft(
+        lab,
+        "table inet firewall { chain forward { type filter hook forward priority 0;
+            iifname l1 ct state invalid drop
+            oifname l1 ct state != { established, related } drop
+        } }",
+    );
+    lab.server().sysctl("netfilter/nf_conntrack_tcp_loose", if strict { "0" } else { "1" }).unwrap();
+}
+
+/// Flows over the first link, half of them in IPv6.
+struct Flows<'a> {
+    near: Up<'a>,
+    _relay: Relay,
+    _far: Far,
+    streams: Vec<TcpStream>,
+    /// Of those that are the first of their family.
+    ids: [String; 2],
+}
+
+impl Flows<'_> {
+    fn start(lab: &Lab, count: usize) -> Flows<'_> {
+        let far = Far::start(lab);
+        let relay = Relay::start(lab);
+        let near = Up::start(lab, &format!("reconnect_after = \"never\"\n{MOVES}"));
+        let servers: [SocketAddr; 2] = FAR.map(|host| (host.parse::<IpAddr>().unwrap(), 7000).into());
+        let open = |at: usize| {
+            iter::repeat_with(|| open(lab, servers[at % 2])).find(|(_, link)| *link == 0).map(|(stream, _)| {
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                stream
+            })
+        };
+        let streams = (0..count).filter_map(open).collect();
+        let mut flows = Flows { near, _relay: relay, _far: far, streams, ids: Default::default() };
+        flows.exchange(1);
+        flows.ids = [0, 1].map(|at| {
+            let local = flows.streams[at].local_addr().unwrap();
+            let is_it = |flow: &Value| flow["local"] == local.to_string();
+            let mut id = String::new();
+            eventually("the flow can move", || {
+                let found = flows.near.flows().into_iter().find(is_it).unwrap_or_default();
+                id = found["id"].to_string();
+                flows.near.explain_flow(&id).contains("can change its link")
+            });
+            id
+        });
+        flows
+    }
+
+    fn exchange(&mut self, round: u8) {
+        self.streams.iter_mut().for_each(|stream| exchange(stream, round, 20_000));
+    }
+
+    fn ask(&self, id: &str) -> std::process::Output {
+        self.near.braid(&["move", id, "--to", NAMES[1]])
+    }
+
+    fn stays(&self, why: &str) {
+        for id in &self.ids {
+            eventually("it is explained", || self.near.explain_flow(id).contains(why));
+        }
+    }
+}
+
+const FIREWALL: &str = "a firewall or NAT on the way over that link drops packets of connections whose start it did not see";
+
+#[test]
+fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    firewall(&lab, true);
+    let mut flows = Flows::start(&lab, 20);
+    for id in &flows.ids {
+        assert!(flows.ask(id).status.success());
+    }
+    flows.exchange(2);
+    flows.stays(FIREWALL);
+    for id in &flows.ids {
+        let refused = flows.ask(id);
+        assert!(!refused.status.success() && text(&refused.stderr).contains(FIREWALL), "{refused:?}");
+    }
+    flows.exchange(3);
+    let links = watch_all(&lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
+    flows.exchange(4);
+    assert_eq!(packets(&lab, &links)[1], 0);
+    nft(&lab, "flush ruleset");
+    for id in &flows.ids {
+        eventually("it moves without the firewall", || flows.ask(id).status.success());
+        eventually("it has moved", || flows.near.explain_flow(id).contains("it has moved to"));
+    }
+    flows.exchange(5);
+}
+
+#[test]
+fn flows_of_a_dead_link_wait_for_it_behind_a_firewall() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    firewall(&lab, true);
+    let mut flows = Flows::start(&lab, 20);
+    lab.dark(0).unwrap();
+    flows.stays(FIREWALL);
+    lab.bright(0).unwrap();
+    flows.exchange(2);
+    eventually("the link is used again", || flows.near.state(NAMES[0]) == "up");
+    flows.exchange(3);
+}
+
+#[test]
+fn a_firewall_that_accepts_running_connections_of_the_client_does_not_keep_them() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    firewall(&lab, false);
+    let mut flows = Flows::start(&lab, 20);
+    lab.dark(0).unwrap();
+    flows.exchange(2);
+    for stream in &mut flows.streams[..2] {
+        uses(&lab, stream, 1);
+    }
+}
+
+#[test]
+fn a_flow_does_not_move_behind_a_nat() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    nft(
+        &lab,
+        "table inet nat { chain out { type nat hook postrouting priority 100;
+            oifname far0 ip saddr 10.77.1.0/24 masquerade
+            oifname far0 ip6 saddr fd77:0:0:1::/64 masquerade
+        } }",
+    );
+    let mut flows = Flows::start(&lab, 2);
+    for id in &flows.ids {
+        assert!(flows.ask(id).status.success());
+    }
+    flows.stays("a NAT translates");
+    flows.exchange(2);
 }
 
 /// An accelerometer of the client, which shakes while `shakes` is set.
