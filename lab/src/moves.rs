@@ -71,7 +71,8 @@ impl ServerDaemon {
         let home = lab.directory().join("far");
         fs::create_dir_all(&home)?;
         let config = home.join("braid.toml");
-        fs::write(&config, "version = 1\n")?;
+        // The device of a host behind the server: virtual devices are links only if named.
+        fs::write(&config, "version = 1\n[[link]]\nname = \"eth0\"\n")?;
         let arguments = ["daemon", "--config", config.to_str().context("the lab's directory is not UTF-8")?];
         let program = Program::start(lab, braid, &home, &arguments, |_| UnixStream::connect(socket(lab)).is_ok())?;
         Ok(Self { program, home })

@@ -412,7 +412,8 @@ fn firewall(lab: &Lab, strict: bool) {
         "table inet firewall { chain forward { type filter hook forward priority 0;
             iifname l1 ct state invalid drop
             oifname l1 ct state != { established, related } drop
-        } }",
+        }
+        }",
     );
     lab.server().sysctl("netfilter/nf_conntrack_tcp_loose", if strict { "0" } else { "1" }).unwrap();
 }
@@ -464,6 +465,7 @@ impl Flows<'_> {
         self.near.braid(&["move", id, "--to", NAMES[1]])
     }
 
+    /// Waits until it is explained why the flows stay.
     fn stays(&self, why: &str) {
         for id in &self.ids {
             eventually("it is explained", || self.near.explain_flow(id).contains(why));
@@ -544,7 +546,8 @@ fn a_flow_does_not_move_behind_a_nat() {
         "table inet nat { chain out { type nat hook postrouting priority 100;
             oifname far0 ip saddr 10.77.1.0/24 masquerade
             oifname far0 ip6 saddr fd77:0:0:1::/64 masquerade
-        } }",
+        }
+        }",
     );
     let mut flows = Flows::start(&lab, 2);
     for id in &flows.ids {

@@ -112,3 +112,16 @@ pub(crate) async fn write(stream: &mut FlowStream, message: &impl Serialize) -> 
     stream.write_all(&text).await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_of_an_earlier_version_moves_flows_in_one_step() {
+        let request: MoveRequest = serde_json::from_str(r#"{"id":1,"path":0,"lease_ms":30000,"flows":[]}"#).unwrap();
+        assert_eq!(request.step, MoveStep::Move);
+        let answer = serde_json::to_string(&MoveAnswer { id: 1, ..MoveAnswer::default() }).unwrap();
+        assert_eq!(answer, r#"{"id":1,"refused":{}}"#, "it knows no other members");
+    }
+}

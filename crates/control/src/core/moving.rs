@@ -251,7 +251,7 @@ impl<S: Steering> Core<S> {
         let (flows, verb) = if moved == 1 { ("1 flow".to_owned(), "is") } else { (format!("{moved} flows"), "are") };
         let to = to.unwrap_or("the link that it began on");
         let message = format!(
-            "{flows} {verb} moving to {to}, if the other host agrees: \"braid flows\" shows the link, \"braid explain\" why a flow stays"
+            "{flows} {verb} moving to {to}, if the other host agrees and the way there passes their packets: \"braid flows\" shows the link, \"braid explain\" why a flow stays"
         );
         let warnings = if kept.is_empty() { Vec::new() } else { vec![format!("some flows were not moved: {kept}")] };
         Some(Ok(Accepted { message, warnings }))
@@ -356,7 +356,7 @@ impl<S: Steering> Core<S> {
             return Ok(Plan::Stay);
         }
         if self.moving.is_blocked(address, own.destination) {
-            return Err(format!("{BLOCKED}; Braid tests that again after {} s", BLOCKED_FOR.as_secs()));
+            return Err(format!("{BLOCKED}, as a test has shown less than {} s ago", BLOCKED_FOR.as_secs()));
         }
         Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), ..own }, slot))
     }

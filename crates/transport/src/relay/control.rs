@@ -19,9 +19,10 @@ use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, MoveStep, PeerFlow, rea
 use crate::host_driver::{BondFlow, HostDriver};
 use crate::stream::FlowStream;
 
-/// How long a packet of a way that is tested may take to arrive, and how often it is looked for one.
+/// How long a packet of a way that is tested may take to arrive.
 const TEST: Duration = Duration::from_secs(1);
-const TEST_INTERVAL: Duration = Duration::from_millis(20);
+/// Pauses between two looks for one: the first, which doubles, and the longest.
+const TEST_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(40)];
 /// Maximum number of flows that one control flow has moved at a time.
 const MAX_MOVED: usize = 4096;
 /// The longest lease. A client that is gone for longer gets its flows' packets at their own addresses.
@@ -154,7 +155,7 @@ impl ControlServer {
 
     /// Waits until a packet of one of the flows has arrived with the new addresses; `false`: none does. An error is left to the next operation.
     async fn passes(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration) -> bool {
-        let begin = Instant::now();
+        let (begin, [mut pause, longest]) = (Instant::now(), TEST_PAUSES);
         loop {
             let arrived = {
                 let Ok(_turn) = self.0.turn.acquire().await else { return true };
@@ -163,7 +164,8 @@ impl ControlServer {
             if arrived != Ok(false) || begin.elapsed() > TEST {
                 return arrived != Ok(false);
             }
-            tokio::time::sleep(TEST_INTERVAL).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
         }
     }
 
