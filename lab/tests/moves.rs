@@ -405,15 +405,19 @@ fn nft(lab: &Lab, script: &str) {
     assert!(output.status.success(), "{script}: {}", text(&output.stderr));
 }
 
-/// A stateful firewall on the second link. It lets in only what belongs to connections of the client. `strict`: it must have seen their SYN.
-fn firewall(lab: &Lab, strict: bool) {
+/// A stateful firewall on the second link. To the client it lets only what belongs to the client's connections. `strict`: it must have seen their SYN;
+/// `drops`: it also drops what comes from the client without that.
+fn firewall(lab: &Lab, strict: bool, drops: bool) {
+    let from_client = if drops { "iifname l1 ct state invalid drop" } else { "" };
     nft(
         lab,
-        "table inet firewall { chain forward { type filter hook forward priority 0;
-            iifname l1 ct state invalid drop
-            oifname l1 ct state != { established, related } drop
-        }
-        }",
+        &format!(
+            "table inet firewall {{ chain forward {{ type filter hook forward priority 0;
+                {from_client}
+                oifname l1 ct state != {{ established, related }} drop
+            }}
+            }}"
+        ),
     );
     lab.server().sysctl("netfilter/nf_conntrack_tcp_loose", if strict { "0" } else { "1" }).unwrap();
 }
@@ -480,28 +484,30 @@ fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin() {
     if !able() {
         return;
     }
-    let lab = lab_with_middlebox();
-    firewall(&lab, true);
-    let mut flows = Flows::start(&lab, 20);
-    for id in &flows.ids {
-        assert!(flows.ask(id).status.success());
+    for drops_both_ways in [true, false] {
+        let lab = lab_with_middlebox();
+        firewall(&lab, true, drops_both_ways);
+        let mut flows = Flows::start(&lab, 20);
+        for id in &flows.ids {
+            assert!(flows.ask(id).status.success());
+        }
+        flows.exchange(2);
+        flows.stays(FIREWALL);
+        for id in &flows.ids {
+            let refused = flows.ask(id);
+            assert!(!refused.status.success() && text(&refused.stderr).contains(FIREWALL), "{refused:?}");
+        }
+        flows.exchange(3);
+        let links = watch_all(&lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
+        flows.exchange(4);
+        assert_eq!(packets(&lab, &links)[1], 0);
+        nft(&lab, "flush ruleset");
+        for id in &flows.ids {
+            eventually("it moves without the firewall", || flows.ask(id).status.success());
+            eventually("it has moved", || flows.near.explain_flow(id).contains("it has moved to"));
+        }
+        flows.exchange(5);
     }
-    flows.exchange(2);
-    flows.stays(FIREWALL);
-    for id in &flows.ids {
-        let refused = flows.ask(id);
-        assert!(!refused.status.success() && text(&refused.stderr).contains(FIREWALL), "{refused:?}");
-    }
-    flows.exchange(3);
-    let links = watch_all(&lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
-    flows.exchange(4);
-    assert_eq!(packets(&lab, &links)[1], 0);
-    nft(&lab, "flush ruleset");
-    for id in &flows.ids {
-        eventually("it moves without the firewall", || flows.ask(id).status.success());
-        eventually("it has moved", || flows.near.explain_flow(id).contains("it has moved to"));
-    }
-    flows.exchange(5);
 }
 
 #[test]
@@ -510,7 +516,7 @@ fn flows_of_a_dead_link_wait_for_it_behind_a_firewall() {
         return;
     }
     let lab = lab_with_middlebox();
-    firewall(&lab, true);
+    firewall(&lab, true, true);
     let mut flows = Flows::start(&lab, 20);
     lab.dark(0).unwrap();
     flows.stays(FIREWALL);
@@ -526,7 +532,7 @@ fn a_firewall_that_accepts_running_connections_of_the_client_does_not_keep_them(
         return;
     }
     let lab = lab_with_middlebox();
-    firewall(&lab, false);
+    firewall(&lab, false, true);
     let mut flows = Flows::start(&lab, 20);
     lab.dark(0).unwrap();
     flows.exchange(2);

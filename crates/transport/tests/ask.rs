@@ -226,14 +226,14 @@ async fn a_server_opens_only_its_own_services_and_resolves_no_names() {
 /// Agrees to everything, and notes it. Packets of a test arrive at the third look.
 #[derive(Default)]
 struct Notes {
-    asked: Mutex<Vec<(FlowToMove, Option<Duration>, bool)>>,
+    asked: Mutex<Vec<(FlowToMove, Option<Duration>, MoveStep)>>,
     looks: AtomicUsize,
     blocked: AtomicBool,
 }
 
 impl Mover for Notes {
-    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, sends: bool) -> MoveResult<'_> {
-        self.asked.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease, sends)));
+    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> MoveResult<'_> {
+        self.asked.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease, step)));
         Box::pin(async { Ok(Default::default()) })
     }
 
@@ -286,13 +286,13 @@ async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
     let lease = Some(Duration::from_secs(30));
     let refused = control.ask(path(&client), lease, MoveStep::Accept, flows.clone()).await.unwrap().refused;
     assert!(refused.len() == 1 && refused[&1].contains("127.0.9.9"), "{refused:?}");
-    let (asked, leased, sends) = notes.asked.lock().unwrap()[0];
-    assert_eq!((leased, sends), (lease, false));
+    let (asked, leased, step) = notes.asked.lock().unwrap()[0];
+    assert_eq!((leased, step), (lease, MoveStep::Accept));
     assert_eq!((asked.own.1, asked.wire.1), ("127.0.0.1:5000".parse().unwrap(), "127.0.7.7:5001".parse().unwrap()));
     // Nothing is sent until a segment has arrived, or if none does.
     let tested = control.ask(path(&client), lease, MoveStep::Test, flows.clone()).await.unwrap();
     assert!(!tested.blocked && tested.refused.len() == 1 && notes.looks.load(Ordering::Relaxed) == 3, "{tested:?}");
-    assert!(notes.asked.lock().unwrap()[1].2);
+    assert_eq!(notes.asked.lock().unwrap()[1].2, MoveStep::Test);
     notes.blocked.store(true, Ordering::Relaxed);
     let tested = control.ask(path(&client), lease, MoveStep::Test, flows).await.unwrap();
     assert!(tested.blocked && notes.asked.lock().unwrap().len() == 2, "{tested:?}");

@@ -55,9 +55,8 @@ pub type ArrivalResult<'a> = Pin<Box<dyn Future<Output = Result<bool, String>> +
 
 /// Rewrites the packets of this host's flows.
 pub trait Mover: Send + Sync {
-    /// Moves flows for the time of a lease. `None`: they have their own addresses again. Unless `sends`, their packets leave as before. Completes once packets
-    /// are rewritten.
-    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, sends: bool) -> MoveResult<'_>;
+    /// Takes a step of moving flows for the time of a lease. `None`: they have their own addresses again. Completes once packets are rewritten.
+    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> MoveResult<'_>;
 
     /// Whether a packet of one of the flows has arrived with the new addresses, since [`rewrite`](Self::rewrite) has made this host accept them.
     fn has_arrived(&self, flows: Vec<FlowToMove>, lease: Duration) -> ArrivalResult<'_>;
@@ -210,7 +209,7 @@ impl ControlServer {
         }
         let done = {
             let Ok(_turn) = self.0.turn.acquire().await else { return all("this server ends") };
-            self.0.mover.rewrite(flows(), lease, request.step != MoveStep::Accept).await
+            self.0.mover.rewrite(flows(), lease, request.step).await
         };
         let until = lease.map(|lease| Instant::now() + lease);
         for (number, (place, ends, _)) in wanted.into_iter().enumerate() {
@@ -295,7 +294,7 @@ mod tests {
     struct Picky(u16, Mutex<Vec<(usize, Option<Duration>)>>);
 
     impl Mover for Picky {
-        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, _sends: bool) -> MoveResult<'_> {
+        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, _step: MoveStep) -> MoveResult<'_> {
             self.1.lock().unwrap().push((flows.len(), lease));
             let refused = |(place, flow): (usize, &FlowToMove)| (flow.own.1.port() == self.0).then(|| (place, "no".repeat(1000)));
             let refused = flows.iter().enumerate().filter_map(refused).collect();
@@ -333,7 +332,7 @@ mod tests {
     struct Notes(Mutex<Vec<(FlowToMove, bool)>>);
 
     impl Mover for Notes {
-        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, _sends: bool) -> MoveResult<'_> {
+        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, _step: MoveStep) -> MoveResult<'_> {
             self.0.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease.is_some())));
             Box::pin(async { Ok(BTreeMap::new()) })
         }
