@@ -345,6 +345,10 @@ struct braid_rewrite {
 	__u32 refused; /* they arrive: BRAID_RESET, BRAID_SYN */
 	__u32 sent; /* they leave: sequence number of the first byte that the socket sent, or of its SYN; both 0: not known yet */
 	__u32 received; /* and of the first byte that it received. A socket with others is another connection */
+	__u32 unacknowledged; /* they leave: sequence number of the socket's first byte that is not acknowledged, when it was last seen */
+	__u32 expected; /* and of the next byte that it expects */
+	__u32 window; /* what its segments say about its window */
+	__u32 pad;
 	__u64 seen; /* they arrive: when the last one did; they leave: when the socket was last there */
 };
 

@@ -109,7 +109,7 @@ static __attribute__((noinline)) int send_by_own_link(struct sock_common *socket
 }
 
 /*
- * Notes that the socket is there, and the sequence numbers with which its connection began. Both ends know them and hardly anybody else, so that they show the
+ * Notes that the socket is there, what a segment without data would say now, and the sequence numbers with which its connection began. Both ends know them and hardly anybody else, so that they show the
  * other host which connection is meant. The number that is sent may be that of the SYN: the kernel counts it as an acknowledged byte at the end that connects.
  * Returns 0 if the entry is about an earlier connection with the same addresses and ports.
  */
@@ -127,6 +127,9 @@ static __attribute__((noinline)) int is_meant(const struct sock_common *socket, 
 	}
 	entry->sent = sent;
 	entry->received = received;
+	entry->unacknowledged = BPF_CORE_READ(tcp, snd_una);
+	entry->expected = BPF_CORE_READ(tcp, rcv_nxt);
+	entry->window = BPF_CORE_READ(tcp, rcv_wnd) >> BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.rcv_wscale);
 	entry->seen = bpf_ktime_get_ns();
 	return 1;
 }

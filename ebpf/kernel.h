@@ -144,12 +144,17 @@ struct tcp_skb_cb {
 	__u32 seq;
 };
 
+struct tcp_options_received {
+	__u16 rcv_wscale : 4;
+};
+
 struct tcp_sock {
 	__u64 bytes_received;
 	__u64 bytes_acked;
 	__u32 write_seq;
 	__u32 snd_una;
 	__u32 rcv_nxt;
+	__u32 rcv_wnd;
 	__u32 srtt_us;
 	__u32 total_retrans;
 	__u32 segs_out;
@@ -162,6 +167,7 @@ struct tcp_sock {
 	struct {
 		__u32 rtt_us;
 	} rcv_rtt_est;
+	struct tcp_options_received rx_opt;
 };
 
 #pragma clang attribute pop

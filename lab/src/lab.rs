@@ -259,6 +259,11 @@ impl Lab {
         self.far.as_ref().expect("the lab was made with `far`")
     }
 
+    /// The other end of the client's connections: the host behind the server if there is one, else the server.
+    pub fn host(&self) -> &Namespace {
+        self.far.as_ref().unwrap_or(&self.server)
+    }
+
     /// A directory that is removed with the lab.
     pub fn directory(&self) -> &std::path::Path {
         self.home.path()

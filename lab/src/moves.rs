@@ -15,7 +15,7 @@ use crate::sys;
 /// Timeout of a start.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A program in the server's namespace. Dropping it sends SIGTERM and waits.
+/// A program at the other end. Dropping it sends SIGTERM and waits.
 #[derive(Debug)]
 struct Program(Child);
 
@@ -33,7 +33,7 @@ impl Program {
     fn start(lab: &Lab, braid: &Path, home: &Path, arguments: &[&str], is_ready: impl Fn(&str) -> bool) -> Result<Self> {
         fs::create_dir_all(home)?;
         let path = home.join("log");
-        let mut command = lab.server().command(braid)?;
+        let mut command = lab.host().command(braid)?;
         command.args(arguments).arg("--state-dir").arg(home.join("state")).arg("--socket").arg(socket(lab));
         let log = File::create(&path)?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
@@ -58,7 +58,7 @@ fn socket(lab: &Lab) -> PathBuf {
     lab.directory().join("far/socket")
 }
 
-/// `braid daemon` in the server's namespace.
+/// `braid daemon` at the other end of the client's connections ([`Lab::host`]).
 #[derive(Debug)]
 pub struct ServerDaemon {
     program: Program,
@@ -71,7 +71,8 @@ impl ServerDaemon {
         let home = lab.directory().join("far");
         fs::create_dir_all(&home)?;
         let config = home.join("braid.toml");
-        fs::write(&config, "version = 1\n")?;
+        // The device of a host behind the server: virtual devices are links only if named.
+        fs::write(&config, "version = 1\n[[link]]\nname = \"eth0\"\n")?;
         let arguments = ["daemon", "--config", config.to_str().context("the lab's directory is not UTF-8")?];
         let program = Program::start(lab, braid, &home, &arguments, |_| UnixStream::connect(socket(lab)).is_ok())?;
         Ok(Self { program, home })
@@ -95,7 +96,7 @@ impl ServerDaemon {
     }
 }
 
-/// `braid relay --local --moves` in the server's namespace, beside its daemon.
+/// `braid relay --local --moves` beside it.
 #[derive(Debug)]
 pub struct MovesRelay {
     _program: Program,

@@ -2,16 +2,20 @@
 
 mod support;
 
+use std::fs;
 use std::io::{Read, Write};
+use std::iter;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use braid_lab::{Filter, Lab, MovesRelay, ServerDaemon};
+use braid_lab::{Filter, Lab, LinkSpec, MovesRelay, ServerDaemon, ms};
 use braid_model::Protocol;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
-use support::gateway::traces;
+use support::gateway::{FAR, traces};
 use support::*;
 
 /// The server's daemon.
@@ -55,7 +59,7 @@ impl Drop for Relay {
 
 /// Starts a server that sends back what it gets.
 fn mirror(lab: &Lab, port: u16) {
-    lab.server()
+    lab.host()
         .run(move || {
             let listener = TcpListener::bind(("::", port)).unwrap();
             thread::spawn(move || {
@@ -387,4 +391,260 @@ fn a_flow_that_moves_every_second_loses_nothing() {
             !explained.contains("is moving") && explained.contains("it has moved to") == (to == flow.to)
         });
     }
+}
+
+/// Two links to a host behind the server, which plays a firewall or NAT on the second one.
+fn lab_with_middlebox() -> Lab {
+    let lab = NAMES[..2].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::new(name))).far(1500).start().unwrap();
+    mirror(&lab, 7000);
+    lab
+}
+
+fn nft(lab: &Lab, script: &str) {
+    let output = lab.server().command("nft").unwrap().arg(script).output().unwrap();
+    assert!(output.status.success(), "{script}: {}", text(&output.stderr));
+}
+
+/// A stateful firewall on the second link. To the client it lets only what belongs to the client's connections. `strict`: it must have seen their SYN;
+/// `drops`: it also drops what comes from the client without that.
+fn firewall(lab: &Lab, strict: bool, drops: bool) {
+    let from_client = if drops { "iifname l1 ct state invalid drop" } else { "" };
+    nft(
+        lab,
+        &format!(
+            "table inet firewall {{ chain forward {{ type filter hook forward priority 0;
+                {from_client}
+                oifname l1 ct state != {{ established, related }} drop
+            }}
+            }}"
+        ),
+    );
+    lab.server().sysctl("netfilter/nf_conntrack_tcp_loose", if strict { "0" } else { "1" }).unwrap();
+}
+
+/// Flows over the first link, half of them in IPv6.
+struct Flows<'a> {
+    near: Up<'a>,
+    _relay: Relay,
+    _far: Far,
+    streams: Vec<TcpStream>,
+    /// Of those that are the first of their family.
+    ids: [String; 2],
+}
+
+impl Flows<'_> {
+    fn start(lab: &Lab, count: usize) -> Flows<'_> {
+        let far = Far::start(lab);
+        let relay = Relay::start(lab);
+        let near = Up::start(lab, &format!("reconnect_after = \"never\"\n{MOVES}"));
+        let servers: [SocketAddr; 2] = FAR.map(|host| (host.parse::<IpAddr>().unwrap(), 7000).into());
+        let open = |at: usize| {
+            iter::repeat_with(|| open(lab, servers[at % 2])).find(|(_, link)| *link == 0).map(|(stream, _)| {
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                stream
+            })
+        };
+        let streams = (0..count).filter_map(open).collect();
+        let mut flows = Flows { near, _relay: relay, _far: far, streams, ids: Default::default() };
+        flows.exchange(1);
+        flows.ids = [0, 1].map(|at| {
+            let local = flows.streams[at].local_addr().unwrap();
+            let is_it = |flow: &Value| flow["local"] == local.to_string();
+            let mut id = String::new();
+            eventually("the flow can move", || {
+                let found = flows.near.flows().into_iter().find(is_it).unwrap_or_default();
+                id = found["id"].to_string();
+                flows.near.explain_flow(&id).contains("can change its link")
+            });
+            id
+        });
+        flows
+    }
+
+    fn exchange(&mut self, round: u8) {
+        self.streams.iter_mut().for_each(|stream| exchange(stream, round, 20_000));
+    }
+
+    fn ask(&self, id: &str) -> std::process::Output {
+        self.near.braid(&["move", id, "--to", NAMES[1]])
+    }
+
+    /// Waits until it is explained why the flows stay.
+    fn stays(&self, why: &str) {
+        for id in &self.ids {
+            eventually("it is explained", || self.near.explain_flow(id).contains(why));
+        }
+    }
+}
+
+const FIREWALL: &str = "a firewall or NAT on the way over that link drops packets of connections whose start it did not see";
+
+#[test]
+fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin() {
+    if !able() {
+        return;
+    }
+    for drops_both_ways in [true, false] {
+        let lab = lab_with_middlebox();
+        firewall(&lab, true, drops_both_ways);
+        let mut flows = Flows::start(&lab, 20);
+        for id in &flows.ids {
+            assert!(flows.ask(id).status.success());
+        }
+        flows.exchange(2);
+        flows.stays(FIREWALL);
+        for id in &flows.ids {
+            let refused = flows.ask(id);
+            assert!(!refused.status.success() && text(&refused.stderr).contains(FIREWALL), "{refused:?}");
+        }
+        flows.exchange(3);
+        let links = watch_all(&lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
+        flows.exchange(4);
+        assert_eq!(packets(&lab, &links)[1], 0);
+        nft(&lab, "flush ruleset");
+        for id in &flows.ids {
+            eventually("it moves without the firewall", || flows.ask(id).status.success());
+            eventually("it has moved", || flows.near.explain_flow(id).contains("it has moved to"));
+        }
+        flows.exchange(5);
+    }
+}
+
+#[test]
+fn flows_of_a_dead_link_wait_for_it_behind_a_firewall() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    firewall(&lab, true, true);
+    let mut flows = Flows::start(&lab, 20);
+    lab.dark(0).unwrap();
+    flows.stays(FIREWALL);
+    lab.bright(0).unwrap();
+    flows.exchange(2);
+    eventually("the link is used again", || flows.near.state(NAMES[0]) == "up");
+    flows.exchange(3);
+}
+
+#[test]
+fn a_firewall_that_accepts_running_connections_of_the_client_does_not_keep_them() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    firewall(&lab, false, true);
+    let mut flows = Flows::start(&lab, 20);
+    lab.dark(0).unwrap();
+    flows.exchange(2);
+    for stream in &mut flows.streams[..2] {
+        uses(&lab, stream, 1);
+    }
+}
+
+#[test]
+fn a_flow_does_not_move_behind_a_nat() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    nft(
+        &lab,
+        "table inet nat { chain out { type nat hook postrouting priority 100;
+            oifname far0 ip saddr 10.77.1.0/24 masquerade
+            oifname far0 ip6 saddr fd77:0:0:1::/64 masquerade
+        }
+        }",
+    );
+    let mut flows = Flows::start(&lab, 2);
+    for id in &flows.ids {
+        assert!(flows.ask(id).status.success());
+    }
+    flows.stays("a NAT translates");
+    flows.exchange(2);
+}
+
+/// An accelerometer of the client, which shakes while `shakes` is set.
+struct Sensor {
+    shakes: Arc<AtomicBool>,
+    ends: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Sensor {
+    fn start(lab: &Lab) -> Self {
+        let buses = lab.directory().join("buses");
+        let device = buses.join("iio/devices/iio:device0");
+        fs::create_dir_all(&device).unwrap();
+        client(lab, &format!("mount --bind {} /sys/bus", buses.display()));
+        let read = move |name: &str, value: i64| {
+            // Never half written.
+            fs::write(device.join("next"), format!("{value}\n")).unwrap();
+            fs::rename(device.join("next"), device.join(name)).unwrap();
+        };
+        read("in_accel_x_raw", 0);
+        read("in_accel_y_raw", 0);
+        let (shakes, ends) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let (shaken, ended) = (shakes.clone(), ends.clone());
+        fs::write(buses.join("iio/devices/iio:device0/in_accel_scale"), "0.001\n").unwrap();
+        let work = move || {
+            for step in (0..).take_while(|_| !ended.load(Ordering::Relaxed)) {
+                let swing = if shaken.load(Ordering::Relaxed) { 3000.0 * f64::from(step).sin() } else { 0.0 };
+                read("in_accel_z_raw", 9810 + swing as i64);
+                thread::sleep(ms(50));
+            }
+        };
+        Self { shakes, ends, thread: Some(thread::spawn(work)) }
+    }
+}
+
+impl Drop for Sensor {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+/// Figure 2.10 of Yap's thesis: the network on the road, and another one at rest.
+const ON_THE_ROAD: &str = "\
+scheduler = \"round-robin\"
+[detect]
+hosts = true
+moves = true
+[[app]]
+match = { port = 7000 }
+when = { moving = true }
+carry = \"direct\"
+links = [\"wlan0\"]
+[[app]]
+match = { port = 7000 }
+carry = \"direct\"
+links = [\"lte0\"]
+";
+
+#[test]
+fn an_accelerometer_moves_a_running_flow_and_back() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    mirror(&lab, 7000);
+    let sensor = Sensor::start(&lab);
+    let _far = Far::start(&lab);
+    let _relay = Relay::start(&lab);
+    let near = Up::start(&lab, ON_THE_ROAD);
+    let server = remote(10, 7000);
+    let (mut stream, from) = open(&lab, server);
+    assert_eq!(from, 1, "it is at rest");
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    exchange(&mut stream, 1, 100_000);
+    let id = movable(&near, server);
+    sensor.shakes.store(true, Ordering::Relaxed);
+    uses(&lab, &mut stream, 0);
+    assert!(near.explain_flow(&id).contains("it has moved to wlan0"));
+    exchange(&mut stream, 100, 1_000_000);
+    sensor.shakes.store(false, Ordering::Relaxed);
+    // It counts as moving for a minute after it shook.
+    within(LIMIT * 2, "the flow is at rest, too", || near.explain_flow(&id).contains("can change its link"));
+    uses(&lab, &mut stream, 1);
+    exchange(&mut stream, 200, 1_000_000);
 }

@@ -55,7 +55,7 @@ pub struct RewriteRequest {
     /// For how long, in milliseconds, unless it is asked for again; at most an hour. `null`: from now on they have their own addresses on the way.
     pub lease_ms: Option<u64>,
     /// `false`: for now, only packets that arrive are rewritten; flows that already send with these addresses continue to. Ask both hosts for this first, and let them send when both are `active`: an end that receives
-    /// what it does not expect ends the connection.
+    /// what it does not expect ends the connection. An end that begins to send also sends a segment that the connection ignores, so that something `arrives`.
     #[serde(default)]
     pub sends: bool,
     /// `true`: the flows that can be moved are; `false`: all are, or none.
@@ -77,6 +77,9 @@ pub struct Rewritten {
 pub struct RewriteState {
     /// Whether the kernel rewrites it as asked.
     pub active: bool,
+    /// Whether a packet has arrived with the addresses on the way since they were asked for.
+    #[serde(default)]
+    pub arrives: bool,
     /// Why it stays as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,

@@ -16,6 +16,8 @@ pub(crate) const SCHEDULING: u64 = 1 << 0;
 pub(crate) const PACKETS: u64 = 1 << 1;
 /// Capability: the server takes flows of control messages. Not every server does.
 pub(crate) const CONTROL: u64 = 1 << 2;
+/// Capability: in these, the server takes the steps of a move one by one.
+pub(crate) const STEPS: u64 = 1 << 3;
 /// Capabilities of this implementation, wherever it runs.
 pub(crate) const CAPABILITIES: u64 = SCHEDULING;
 /// The longest message.

@@ -27,7 +27,7 @@ pub use self::admission::refusals;
 use self::conn::{Conn, Stage, transport};
 pub use self::source::{Source, SourceLimiter, source, sources};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{BondId, CAPABILITIES, CONTROL, Hello, PACKETS, Secret, VERSION};
+use crate::hello::{BondId, CAPABILITIES, CONTROL, Hello, PACKETS, STEPS, Secret, VERSION};
 use crate::{Bond, Event, FlowKind, Limits, PathId, Side};
 
 /// Length of this host's connection IDs in bytes. IDs are random and unique within a host. They are not a secret: guessing one gives no access.
@@ -196,12 +196,12 @@ enum Timer {
 /// Sends datagrams: the link's number (0 at a server), the destination, and one or more datagrams of `segment_size` bytes each.
 pub type Sink<'a> = dyn FnMut(u8, &Transmit, &[u8]) + 'a;
 
-/// The capability of a server that takes flows of this kind; 0: every server does.
+/// The capabilities of a server that takes flows of this kind as this client uses them; 0: every server does.
 fn capability(kind: FlowKind) -> u64 {
     match kind {
         FlowKind::Stream | FlowKind::Messages => 0,
         FlowKind::Packets => PACKETS,
-        FlowKind::Control => CONTROL,
+        FlowKind::Control => CONTROL | STEPS,
     }
 }
 
@@ -259,7 +259,7 @@ impl Host {
 
     /// Client: whether the server of this bond takes flows of this kind, which not every server does. `false` until a path has joined.
     pub fn takes(&self, bond: BondId, kind: FlowKind) -> bool {
-        self.sessions.get(&bond).is_some_and(|session| session.capabilities & capability(kind) != 0)
+        self.sessions.get(&bond).is_some_and(|session| session.capabilities & capability(kind) == capability(kind))
     }
 
     /// Client: sets the assumed round-trip time before the first measurement. QUIC repeats a first packet after three round trips. The default is a

@@ -18,9 +18,9 @@ use braid_model::{
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, LatePlan, LateState, MovedSocket, PeerDirect, Port,
-    RedirectPolicy, Rewrite, Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError,
-    SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Keepalive, LatePlan, LateState, MovedSocket, PeerDirect,
+    Port, RedirectPolicy, Rewrite, Segment, Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters,
+    SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -84,6 +84,10 @@ pub struct FakeSteering {
     pub claimed: BTreeMap<Ends, Ends>,
     /// The sequence numbers with which flows began.
     pub numbers: BTreeMap<Ends, SequenceNumbers>,
+    /// Addresses of this machine at which packets of connections that began elsewhere do not arrive.
+    pub firewalled: BTreeSet<IpAddr>,
+    /// The segments that were sent.
+    pub keepalives: Vec<Keepalive>,
     ports: Vec<Port>,
     serves_clients_only: bool,
 }
@@ -575,11 +579,22 @@ impl Steering for FakeSteering {
             follows: !self.stubborn.contains(ends),
             refused: self.disowned.contains(ends),
             numbers: self.numbers.get(ends).copied(),
+            segment: Some(Segment { unacknowledged: 1, expected: 1, window: 1 }),
             home: self.home.get(ends).copied(),
             moved: Some(Time::ZERO),
             claimed: self.claimed.get(ends).copied(),
         };
         Ok(self.rewrites.iter().filter(|(_, rewrite)| !rewrite.arrives).map(|(ends, _)| (*ends, moved(ends))).collect())
+    }
+
+    fn arrivals(&mut self, of: &[Ends]) -> Result<BTreeMap<Ends, Time>, SteeringError> {
+        self.call("read the moved flows")?;
+        let arrives = |ends: &&Ends| self.rewrites.contains_key(ends) && !self.firewalled.contains(&ends.destination.ip());
+        Ok(of.iter().filter(arrives).map(|ends| (*ends, Time::from_nanos(u64::MAX))).collect())
+    }
+
+    fn send_keepalives(&mut self, segments: &[Keepalive]) {
+        self.keepalives.extend(segments.iter().cloned());
     }
 
     fn unmoved(&self) -> Option<String> {

@@ -534,6 +534,8 @@ pub struct MovedSocket {
     pub refused: bool,
     /// The sequence numbers with which it began; `None`: they are not known yet.
     pub numbers: Option<SequenceNumbers>,
+    /// What a segment of it without data says; `None`: that is not known yet.
+    pub segment: Option<Segment>,
     /// When the last packet arrived with the addresses of its socket.
     pub home: Option<Time>,
     /// When the last packet arrived with those on the way.
@@ -586,6 +588,30 @@ pub struct LateState {
     pub bytes: ByteCount,
     /// What became of the others.
     pub totals: Totals,
+}
+
+/// What a TCP segment without data says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Sequence number of the first byte that is not acknowledged.
+    pub unacknowledged: u32,
+    /// Sequence number of the next byte that is expected.
+    pub expected: u32,
+    /// The window, as in the segment's header.
+    pub window: u16,
+}
+
+/// A segment of a running connection without data and with a byte number that was acknowledged: both ends of the connection ignore it (RFC 9293, 3.8.4).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Its addresses and ports.
+    pub way: Ends,
+    /// Name of the device over which it leaves.
+    pub device: String,
+    /// Its firewall mark.
+    pub mark: u32,
+    /// What it says.
+    pub segment: Segment,
 }
 
 /// Maximum number of entries of [`Steering::set_rewrites`].
@@ -724,6 +750,10 @@ pub trait Steering {
     fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError>;
     /// The rewritten flows, by what leaves. `fresh`: looks for their sockets now; those that are not there have no `numbers`.
     fn moved_sockets(&mut self, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError>;
+    /// When the last packet arrived with these addresses, of those that [`set_rewrites`](Self::set_rewrites) was called with for packets that arrive.
+    fn arrivals(&mut self, of: &[Ends]) -> Result<BTreeMap<Ends, Time>, SteeringError>;
+    /// Sends segments. What the system refuses counts as lost.
+    fn send_keepalives(&mut self, segments: &[Keepalive]);
     /// Binds the packets of these links late, and of no others; `None`: of none. What waits then leaves at once.
     fn set_late(&mut self, plan: Option<&LatePlan>) -> Result<(), SteeringError>;
     /// What waits for a link; `None` while nothing is bound late.

@@ -91,6 +91,7 @@ impl Daemon<'_> {
                 let movers = self.peers.note_mover(host, ready);
                 self.core.set_movers(now(), movers)
             }
+            Change::MoveBlocked { number } => self.core.on_move_blocked(now(), number),
             Change::MoveAnswer { number, answer } => self.core.on_move_answer(now(), number, answer),
             Change::Server { host, event } => {
                 tracing::info!(%host, ?event, "the bond to a server changed");

@@ -110,6 +110,11 @@ pub enum Change {
         /// Whether it takes them.
         ready: bool,
     },
+    /// A host got no segment of the test of a [`MoveOrder`].
+    MoveBlocked {
+        /// Number of the order.
+        number: u64,
+    },
     /// The answer to a [`MoveOrder`].
     MoveAnswer {
         /// Number of the order.

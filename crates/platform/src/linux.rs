@@ -5,6 +5,7 @@ pub mod bpf;
 pub mod client_sockets;
 pub mod doctor;
 pub mod gateway;
+mod keepalive;
 pub mod late;
 pub mod leases;
 pub mod model;

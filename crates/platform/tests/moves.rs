@@ -9,8 +9,9 @@ mod support {
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::Instant;
 
-use braid_control::steering::{Ends, Port, PortSide, Rewrite, Steering};
+use braid_control::steering::{Ends, Keepalive, Port, PortSide, Rewrite, Segment, Steering};
 use braid_decide::tables::{self, DEPARTURE_DEVICE, DEPARTURE_MARK};
 use braid_model::{Family, Protocol};
 use braid_platform::linux::bpf::BpfSteering;
@@ -42,6 +43,24 @@ impl Host {
 
     fn set(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) {
         self.steering.set_rewrites(rewrites).unwrap();
+    }
+
+    /// Sends a segment of a flow that has sent and received 600,000 bytes.
+    fn test(&mut self, flow: Ends, keepalive: Keepalive) {
+        let begin = Instant::now();
+        let (numbers, segment) = loop {
+            let known = self.steering.moved_sockets(true).unwrap()[&flow];
+            if let Some(known) = known.numbers.zip(known.segment) {
+                break known;
+            }
+            assert!(begin.elapsed() < LIMIT, "the socket is not found");
+        };
+        // The number of the SYN counts as a byte.
+        for (last, first) in [(segment.unacknowledged, numbers.sent), (segment.expected, numbers.received)] {
+            assert!((600_000..=600_001).contains(&last.wrapping_sub(first)), "{segment:?} {numbers:?}");
+        }
+        assert!(segment.window > 0);
+        self.steering.send_keepalives(&[Keepalive { segment, ..keepalive }]);
     }
 }
 
@@ -135,6 +154,20 @@ fn a_running_flow_moves_to_another_link_whose_own_link_then_ends() {
         // What was under way arrives over the old link.
         exchange(2);
         let (old, new) = (format!("link{from}"), link);
+        let (device, leaves, way) = (new.clone(), here[0].0, there[1].0);
+        let near = world.client.run(move || {
+            let mut near = near;
+            near.test(
+                leaves,
+                Keepalive { way, device, mark: tables::mark(to), segment: Segment { unacknowledged: 0, expected: 0, window: 0 } },
+            );
+            near
+        });
+        let far = world.server.run(move || {
+            let mut far = far;
+            assert!(far.steering.arrivals(&[way]).unwrap().contains_key(&way));
+            far
+        });
         let read = |name: String| world.client.run(move || sent(&name));
         let before = read(new.clone());
         world.client.ip(&format!("link set dev {old} down"));

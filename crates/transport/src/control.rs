@@ -39,6 +39,19 @@ impl PeerFlow {
     }
 }
 
+/// What a server does at a request with a lease.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveStep {
+    /// It accepts packets with the new addresses, and sends none.
+    Accept,
+    /// It sends such packets once one has arrived.
+    Test,
+    /// It accepts and sends them.
+    #[default]
+    Move,
+}
+
 /// A client's request: its flows use another path, or their own addresses again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -49,6 +62,9 @@ pub struct MoveRequest {
     pub path: u32,
     /// For how long, in milliseconds, unless the client asks again; `None`: from now on they have their own addresses.
     pub lease_ms: Option<u64>,
+    /// What the server does now.
+    #[serde(default)]
+    pub step: MoveStep,
     /// The flows, at most [`MAX_FLOWS`].
     pub flows: Vec<PeerFlow>,
 }
@@ -61,6 +77,9 @@ pub struct MoveAnswer {
     pub id: u64,
     /// Why flows were refused, by their places in the request. The others were moved.
     pub refused: BTreeMap<usize, String>,
+    /// The way drops packets of connections whose start it did not see: none has arrived, and no flow was moved.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub blocked: bool,
 }
 
 /// Why a request has no answer.
@@ -92,4 +111,17 @@ pub(crate) async fn write(stream: &mut FlowStream, message: &impl Serialize) -> 
     stream.write_u16(length).await?;
     stream.write_all(&text).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_of_an_earlier_version_moves_flows_in_one_step() {
+        let request: MoveRequest = serde_json::from_str(r#"{"id":1,"path":0,"lease_ms":30000,"flows":[]}"#).unwrap();
+        assert_eq!(request.step, MoveStep::Move);
+        let answer = serde_json::to_string(&MoveAnswer { id: 1, ..MoveAnswer::default() }).unwrap();
+        assert_eq!(answer, r#"{"id":1,"refused":{}}"#, "it knows no other members");
+    }
 }

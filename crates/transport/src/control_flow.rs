@@ -1,6 +1,5 @@
 //! The client's end of a control flow.
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use braid_bond::{FlowKind, FlowPolicy, Open, Target, codes};
 use tokio::io::AsyncReadExt;
 
 use crate::client::Client;
-use crate::control::{ANSWER_TIMEOUT, ControlError, MoveAnswer, MoveRequest, PeerFlow, read, write};
+use crate::control::{ANSWER_TIMEOUT, ControlError, MoveAnswer, MoveRequest, MoveStep, PeerFlow, read, write};
 use crate::host_driver::ResetCode;
 use crate::stream::FlowStream;
 
@@ -41,22 +40,27 @@ pub struct ControlFlow {
 }
 
 impl ControlFlow {
-    /// Asks the server to rewrite the packets of `flows` to the addresses of `path`, or not to (`lease`: `None`). At most [`MAX_FLOWS`](crate::control::MAX_FLOWS). Returns why flows
-    /// were refused, by their places.
+    /// Asks the server to rewrite the packets of `flows` to the addresses of `path`, or not to (`lease`: `None`). At most [`MAX_FLOWS`](crate::control::MAX_FLOWS).
     ///
     /// # Errors
     /// There is no answer. The control flow is of no further use then. What was asked for may have been done.
-    pub async fn ask(&mut self, path: u32, lease: Option<Duration>, flows: Vec<PeerFlow>) -> Result<BTreeMap<usize, String>, ControlError> {
+    pub async fn ask(
+        &mut self,
+        path: u32,
+        lease: Option<Duration>,
+        step: MoveStep,
+        flows: Vec<PeerFlow>,
+    ) -> Result<MoveAnswer, ControlError> {
         self.last += 1;
         let lease_ms = lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
-        let request = MoveRequest { id: self.last, path, lease_ms, flows };
+        let request = MoveRequest { id: self.last, path, lease_ms, step, flows };
         let exchange = async {
             write(&mut self.stream, &request).await?;
             read::<MoveAnswer>(&mut self.stream).await
         };
         let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await.map_err(|_| ControlError::Late)??;
         match answer {
-            MoveAnswer { id, refused } if id == request.id && refused.keys().all(|place| *place < request.flows.len()) => Ok(refused),
+            answer if answer.id == request.id && answer.refused.keys().all(|place| *place < request.flows.len()) => Ok(answer),
             _ => Err(ControlError::Invalid("an answer to another request".to_owned())),
         }
     }

@@ -30,7 +30,7 @@ mod memory;
 mod packets;
 mod registry_worker;
 
-pub use control::{FlowToMove, MoveResult, Mover};
+pub use control::{ArrivalResult, FlowToMove, MoveResult, Mover};
 pub use memory::MemoryLimits;
 pub use packets::PacketPort;
 

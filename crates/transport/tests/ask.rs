@@ -1,6 +1,7 @@
 //! Tests on loopback: asking hosts whether they run Braid, and the limits of a server that serves anyone.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,8 @@ use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
-use braid_transport::control::PeerFlow;
-use braid_transport::relay::{self, FlowToMove, MoveResult, Mover, Options, Reach};
+use braid_transport::control::{MoveStep, PeerFlow};
+use braid_transport::relay::{self, ArrivalResult, FlowToMove, MoveResult, Mover, Options, Reach};
 use braid_transport::{ControlFlow, ResetCode};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::oneshot;
@@ -222,14 +223,23 @@ async fn a_server_opens_only_its_own_services_and_resolves_no_names() {
     }
 }
 
-/// Agrees to everything, and notes it.
+/// Agrees to everything, and notes it. Packets of a test arrive at the third look.
 #[derive(Default)]
-struct Notes(Mutex<Vec<(FlowToMove, Option<Duration>)>>);
+struct Notes {
+    asked: Mutex<Vec<(FlowToMove, Option<Duration>, MoveStep)>>,
+    looks: AtomicUsize,
+    blocked: AtomicBool,
+}
 
 impl Mover for Notes {
-    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
-        self.0.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease)));
+    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> MoveResult<'_> {
+        self.asked.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease, step)));
         Box::pin(async { Ok(Default::default()) })
+    }
+
+    fn has_arrived(&self, _: Vec<FlowToMove>, _: Duration) -> ArrivalResult<'_> {
+        let arrived = self.looks.fetch_add(1, Ordering::Relaxed) >= 2 && !self.blocked.load(Ordering::Relaxed);
+        Box::pin(async move { Ok(arrived) })
     }
 }
 
@@ -273,15 +283,23 @@ async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
         received: 2,
     };
     let flows = vec![flow("127.0.0.1:5000"), flow("127.0.9.9:5000")];
-    let refused = control.ask(path(&client), Some(Duration::from_secs(30)), flows).await.unwrap();
+    let lease = Some(Duration::from_secs(30));
+    let refused = control.ask(path(&client), lease, MoveStep::Accept, flows.clone()).await.unwrap().refused;
     assert!(refused.len() == 1 && refused[&1].contains("127.0.9.9"), "{refused:?}");
-    let (asked, lease) = notes.0.lock().unwrap()[0];
-    assert_eq!(lease, Some(Duration::from_secs(30)));
+    let (asked, leased, step) = notes.asked.lock().unwrap()[0];
+    assert_eq!((leased, step), (lease, MoveStep::Accept));
     assert_eq!((asked.own.1, asked.wire.1), ("127.0.0.1:5000".parse().unwrap(), "127.0.7.7:5001".parse().unwrap()));
-    let refused = control.ask(77, Some(Duration::from_secs(30)), vec![flow("127.0.0.1:5000")]).await.unwrap();
+    // Nothing is sent until a segment has arrived, or if none does.
+    let tested = control.ask(path(&client), lease, MoveStep::Test, flows.clone()).await.unwrap();
+    assert!(!tested.blocked && tested.refused.len() == 1 && notes.looks.load(Ordering::Relaxed) == 3, "{tested:?}");
+    assert_eq!(notes.asked.lock().unwrap()[1].2, MoveStep::Test);
+    notes.blocked.store(true, Ordering::Relaxed);
+    let tested = control.ask(path(&client), lease, MoveStep::Test, flows).await.unwrap();
+    assert!(tested.blocked && notes.asked.lock().unwrap().len() == 2, "{tested:?}");
+    let refused = control.ask(77, lease, MoveStep::Accept, vec![flow("127.0.0.1:5000")]).await.unwrap().refused;
     assert!(refused[&0].contains("path"), "{refused:?}");
-    assert!(control.ask(0, None, vec![flow("127.0.0.1:5000")]).await.unwrap().is_empty());
-    assert_eq!(notes.0.lock().unwrap().len(), 2);
+    assert!(control.ask(0, None, MoveStep::Move, vec![flow("127.0.0.1:5000")]).await.unwrap().refused.is_empty());
+    assert_eq!(notes.asked.lock().unwrap().len(), 3);
 
     // What is no request ends the control flow, and nothing else.
     drop(control);
@@ -299,7 +317,7 @@ async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
         assert!(!matches!(ended, Ok(Some(_))), "{bytes:?}: {ended:?}");
     }
     let mut control = open_control(&client).await;
-    assert!(control.ask(0, None, Vec::new()).await.unwrap().is_empty());
+    assert!(control.ask(0, None, MoveStep::Move, Vec::new()).await.unwrap().refused.is_empty());
     assert_eq!(client.open_control().await.err(), Some(ResetCode(codes::BUSY)), "a bond has one");
 }
 

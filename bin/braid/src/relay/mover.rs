@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use braid_api::{FlowEnds, MovedFlow, RewriteRequest, RewriteState, Rewritten, SequenceNumbers};
-use braid_transport::relay::{FlowToMove, MoveResult, Mover};
+use braid_transport::control::MoveStep;
+use braid_transport::relay::{ArrivalResult, FlowToMove, MoveResult, Mover};
 
 use crate::client;
 
@@ -19,22 +20,39 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 pub(super) struct DaemonMover(pub(super) PathBuf);
 
 impl Mover for DaemonMover {
-    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
+    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> MoveResult<'_> {
         let socket = self.0.clone();
-        Box::pin(async move {
-            let done = tokio::task::spawn_blocking(move || rewrite(&socket, &flows, lease)).await;
-            done.unwrap_or_else(|error| Err(error.to_string()))
-        })
+        Box::pin(blocking(move || rewrite(&socket, &flows, lease, step)))
+    }
+
+    fn has_arrived(&self, flows: Vec<FlowToMove>, lease: Duration) -> ArrivalResult<'_> {
+        let socket = self.0.clone();
+        Box::pin(blocking(move || Ok(post(&socket, &flows, Some(lease), false)?.iter().any(|state| state.arrives))))
     }
 }
 
-/// The client accepts rewritten packets already. So this host sends such as soon as it accepts them itself.
-fn rewrite(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>) -> Result<BTreeMap<usize, String>, String> {
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, String> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+/// What the daemon says of each flow.
+fn post<'a>(
+    socket: &Path,
+    flows: impl IntoIterator<Item = &'a FlowToMove>,
+    lease: Option<Duration>,
+    sends: bool,
+) -> Result<Vec<RewriteState>, String> {
     let lease_ms = lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
-    let post = |places: &[usize], lease_ms, sends| -> Result<Vec<(usize, RewriteState)>, String> {
-        let request = RewriteRequest { flows: places.iter().map(|place| moved(&flows[*place])).collect(), lease_ms, sends, partial: true };
-        let done: Rewritten = client::send(socket, "/v1/rewrites", &request).map_err(|error| error.to_string())?;
-        Ok(places.iter().copied().zip(done.flows).collect())
+    let request = RewriteRequest { flows: flows.into_iter().map(moved).collect(), lease_ms, sends, partial: true };
+    let done: Rewritten = client::send(socket, "/v1/rewrites", &request).map_err(|error| error.to_string())?;
+    Ok(done.flows)
+}
+
+/// The client accepts rewritten packets already. So this host may send such as soon as it accepts them itself.
+fn rewrite(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>, step: MoveStep) -> Result<BTreeMap<usize, String>, String> {
+    let post = |places: &[usize], lease, sends| -> Result<Vec<(usize, RewriteState)>, String> {
+        let states = post(socket, places.iter().map(|place| &flows[*place]), lease, sends)?;
+        Ok(places.iter().copied().zip(states).collect())
     };
     let mut refused = BTreeMap::new();
     let mut left: Vec<usize> = (0..flows.len()).collect();
@@ -43,7 +61,11 @@ fn rewrite(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>) -> Resu
     }
     let (begin, mut pause) = (Instant::now(), FIRST_PAUSE);
     let ready = loop {
-        let states = post(&left, lease_ms, false)?;
+        // It accepts them since an earlier step.
+        if step == MoveStep::Test {
+            break left;
+        }
+        let states = post(&left, lease, false)?;
         refused.extend(states.iter().filter_map(|(place, state)| Some((*place, state.refused.clone()?))));
         let (ready, late): (Vec<_>, Vec<_>) =
             states.into_iter().filter(|(_, state)| state.refused.is_none()).partition(|(_, state)| state.active);
@@ -61,7 +83,9 @@ fn rewrite(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>) -> Resu
         thread::sleep(pause);
         pause = (pause * 2).min(READY_TIMEOUT / 10);
     };
-    refused.extend(post(&ready, lease_ms, true)?.into_iter().filter_map(|(place, state)| Some((place, state.refused?))));
+    if step != MoveStep::Accept {
+        refused.extend(post(&ready, lease, true)?.into_iter().filter_map(|(place, state)| Some((place, state.refused?))));
+    }
     Ok(refused)
 }
 

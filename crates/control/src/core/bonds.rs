@@ -8,7 +8,7 @@ use braid_model::{Class, Direction, Family, LinkSet, Time};
 
 use super::{Core, rules};
 use crate::links::BondLink;
-use crate::steering::{AppId, RedirectedFlow, Steering, SteeringError};
+use crate::steering::{AppId, FlowRow, RedirectedFlow, Steering, SteeringError};
 
 /// Where a flow that no bond takes may leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,8 +158,28 @@ impl<S: Steering> Core<S> {
         if apps.iter().all(|rule| rule.when.is_empty()) {
             return self.rule_at(flow.started, flow.rule);
         }
-        let programs = (0..self.programs.len()).map(|place| self.programs.matched(place, flow.started));
-        self.match_again(now, flow, apps.iter().map(Some).chain(programs), matched)
+        self.match_again(now, flow, apps.iter().map(Some).chain(self.program_rules_at(flow.started)), matched)
+    }
+
+    /// The rules of programs when a flow started; `None` in the place of one that is gone.
+    fn program_rules_at(&self, started: Time) -> impl Iterator<Item = Option<&AppRule>> {
+        (0..self.programs.len()).map(move |place| self.programs.matched(place, started))
+    }
+
+    /// The links that a flow may use now or in another context; none if the entries of its start are no longer stored.
+    pub(super) fn links_in_any_context(&self, row: &FlowRow) -> LinkSet {
+        let Some((exclusions, apps)) = self.rules_at(row.started) else { return LinkSet::default() };
+        let matched = row.rule.and_then(|rule| usize::from(rule).checked_sub(exclusions));
+        let flow = RedirectedFlow::of(row);
+        let mut links = LinkSet::default();
+        let rules = apps.iter().map(Some).chain(self.program_rules_at(row.started));
+        for rule in self.applicable(&flow, rules, matched).map(|(_, rule)| Some(rule)).chain([None]) {
+            links = links | self.admitted(rule, row.family);
+            if rule.is_some_and(|rule| rule.when.is_empty()) {
+                break;
+            }
+        }
+        links
     }
 
     /// Number of exclusions and the `[[app]]` entries that were configured when a flow started; `None` if they are no longer stored.

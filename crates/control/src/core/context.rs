@@ -257,8 +257,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// The `[[app]]` entry that applies to a redirected flow now, among the entries in force at its start, and its index, from 0. `matched` is
-    /// the entry that the kernel matched then; `None`: no entry. A rule of a program that is gone is `None` among `rules`. The kernel's verdict holds for the entries before it, unless they have conditions: those
-    /// may have changed. Of these, an entry with a cgroup never matches, since only the kernel knows the flow's cgroup for certain.
+    /// the entry that the kernel matched then; `None`: no entry. A rule of a program that is gone is `None` among `rules`.
     pub(super) fn match_again<'a>(
         &self,
         now: Time,
@@ -266,6 +265,18 @@ impl<S: Steering> Core<S> {
         rules: impl Iterator<Item = Option<&'a AppRule>>,
         matched: Option<usize>,
     ) -> Option<(usize, &'a AppRule)> {
+        self.with_facts(now, |facts| self.applicable(flow, rules, matched).find(|(_, rule)| rule.when.holds(facts)))
+    }
+
+    /// The entries that apply to a flow if their conditions hold and those of the ones before do not. The kernel's verdict holds for the entries before
+    /// `matched`, unless they have conditions: those may have changed. Of these, an entry with a cgroup never matches, since only the kernel knows the flow's
+    /// cgroup for certain.
+    pub(super) fn applicable<'a, 'b, R: Iterator<Item = Option<&'a AppRule>>>(
+        &'b self,
+        flow: &'b RedirectedFlow,
+        rules: R,
+        matched: Option<usize>,
+    ) -> impl Iterator<Item = (usize, &'a AppRule)> + use<'a, 'b, R, S> {
         let record = self.apps.get(&flow.app);
         let exe = record.and_then(|record| record.application.exe.as_deref());
         let subject = Subject {
@@ -279,21 +290,19 @@ impl<S: Steering> Core<S> {
             class: record.map_or(flow.class, AppRecord::class_for_rules),
             client: None,
         };
-        let matches = |matcher: &AppMatcher| {
+        let matches = move |matcher: &AppMatcher| {
             // The kernel compares executables by inode, and a rule may name a symbolic link.
             let named = matcher.exe.as_deref().filter(|path| self.executables.of(path).contains(&flow.app.exe));
             matcher.matches(&Subject { exe: named.or(exe), ..subject })
         };
-        self.with_facts(now, |facts| {
-            let may = |place: usize, rule: &AppRule| match matched {
-                Some(matched) if place == matched => true,
-                // The matched entry no longer applies, so the kernel has not judged this one.
-                Some(matched) if place > matched => matches(&rule.matcher),
-                _ => !rule.when.is_empty() && rule.matcher.cgroup.is_none() && matches(&rule.matcher),
-            };
-            let mut known = rules.enumerate().filter_map(|(place, rule)| Some((place, rule?)));
-            known.find(|(place, rule)| may(*place, rule) && rule.when.holds(facts))
-        })
+        let may = move |place: usize, rule: &AppRule| match matched {
+            Some(matched) if place == matched => true,
+            // The matched entry no longer applies, so the kernel has not judged this one.
+            Some(matched) if place > matched => matches(&rule.matcher),
+            _ => !rule.when.is_empty() && rule.matcher.cgroup.is_none() && matches(&rule.matcher),
+        };
+        let known = rules.enumerate().filter_map(|(place, rule)| Some((place, rule?)));
+        known.filter(move |(place, rule)| may(*place, rule))
     }
 
     /// The conditions of the configured rules and of those that older flows still follow.

@@ -83,8 +83,7 @@ impl<S: Steering> Core<S> {
         if !answered
             || self.rule_expired(row.started, row.rule)
             || !self.may_steer(host)
-            || !(self.would_go_peer_direct(rule, row.protocol) || self.could_move(row))
-            || !self.may_use_several(rule, row.family)
+            || !(self.would_go_peer_direct(rule, row.protocol) && self.may_use_several(rule, row.family) || self.could_move(row))
         {
             return;
         }

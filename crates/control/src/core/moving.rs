@@ -1,7 +1,8 @@
 //! Moves running direct flows from link to link, in agreement with the other host (Hercules; Yap's thesis, 2.3.2).
 //!
-//! The other host runs Braid and takes requests over its bond. A move has three steps, so that neither end receives what it does not expect: this machine
-//! accepts the new addresses; the other one accepts and sends them; this machine sends them. Leases end at both hosts if one of them is gone.
+//! The other host runs Braid and takes requests over its bond. A move has these steps, so that neither end receives what it does not expect: this machine
+//! accepts the new addresses; the other one accepts them; this machine tests the way with segments that connections ignore; once one has arrived, the other
+//! host sends; once something of that has arrived, this machine sends. Leases end at both hosts if one of them is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use braid_api::Accepted;
 use braid_decide::detection::HostStatus;
 use braid_model::key::PublicKey;
-use braid_model::{Family, Protocol, SequenceNumbers, Time};
+use braid_model::{Family, LinkSet, Protocol, SequenceNumbers, Time};
 
 use super::Core;
 use super::relocated::MovedFlow;
@@ -28,6 +29,14 @@ const PREPARATION: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(10);
 /// How long the other host may take to answer.
 const ANSWER: Duration = Duration::from_secs(20);
+/// Interval at which a way is tested again until something arrives.
+const TEST_INTERVAL: Duration = Duration::from_millis(250);
+/// How long packets of the other host may take to arrive after it began to send.
+const TEST: Duration = Duration::from_secs(1);
+/// How long it is known that a way drops packets.
+const BLOCKED_FOR: Duration = Duration::from_secs(30);
+/// Why a flow does not use such a way.
+const BLOCKED: &str = "a firewall or NAT on the way over that link drops packets of connections whose start it did not see";
 /// A flow that could not move is tried again after this time, which doubles up to the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -51,8 +60,21 @@ pub struct MoveOrder {
     pub slot: Option<usize>,
     /// For how long; `None` with their own link.
     pub lease: Option<Duration>,
+    /// What the host does now.
+    pub step: MoveStep,
     /// The flows, at most [`MAX_ORDER`].
     pub flows: Vec<OrderedFlow>,
+}
+
+/// A step of a move, at the other host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MoveStep {
+    /// It accepts packets with the new addresses.
+    Accept,
+    /// It sends such packets once one has arrived.
+    Test,
+    /// It goes on to do both.
+    Renew,
 }
 
 /// A flow of a [`MoveOrder`].
@@ -74,6 +96,9 @@ pub(super) struct Moving {
     flows: BTreeMap<Ends, Move>,
     /// Flows that could not move.
     refused: BTreeMap<Ends, Refusal>,
+    /// Ways that drop packets of connections whose start they did not see, and until when that is remembered: from an address of this machine, and so for one
+    /// network, to a service, since firewalls judge by the port of the service too.
+    blocked: BTreeMap<(IpAddr, SocketAddr), Time>,
     /// The flows of orders without answer, in their order.
     asked: BTreeMap<u64, Vec<Ends>>,
     last: u64,
@@ -122,8 +147,17 @@ enum Plan {
 enum Stage {
     /// This machine does not accept the new addresses yet. At this time it gives up.
     Preparing(Time),
-    /// The other host was asked. At this time there is no hope of an answer.
+    /// The other host was asked to accept the new addresses. At this time there is no hope of an answer.
     Asked(Time),
+    /// It accepts them, and the way is tested.
+    Testing {
+        /// Whether the other host sends.
+        sends: bool,
+        /// When there is no hope that anything arrives.
+        until: Time,
+        /// When the next segment is due.
+        next: Time,
+    },
     /// Both use the new link. At this time the leases are renewed.
     Moved(Time),
 }
@@ -143,6 +177,11 @@ impl Moving {
     /// Whether the flow is on its way.
     fn is_moving(&self, own: &Ends) -> bool {
         self.flows.get(own).is_some_and(|flow| !matches!(flow.stage, Stage::Moved(_)))
+    }
+
+    /// Whether it is known that packets from this address to the service do not pass.
+    fn is_blocked(&self, from: IpAddr, service: SocketAddr) -> bool {
+        self.blocked.contains_key(&(from, service))
     }
 }
 
@@ -190,8 +229,7 @@ impl<S: Steering> Core<S> {
     }
 
     fn could_use_several(&self, row: &FlowRow) -> bool {
-        let rule = self.rule_at(row.started, row.rule).map(|(_, rule)| rule);
-        !self.rule_expired(row.started, row.rule) && self.may_use_several(rule, row.family)
+        !self.rule_expired(row.started, row.rule) && self.links_in_any_context(row).iter().count() > 1
     }
 
     /// `POST /v1/move`, for direct flows: those with this id, application or program name. `None`: there is none.
@@ -219,7 +257,7 @@ impl<S: Steering> Core<S> {
         let (flows, verb) = if moved == 1 { ("1 flow".to_owned(), "is") } else { (format!("{moved} flows"), "are") };
         let to = to.unwrap_or("the link that it began on");
         let message = format!(
-            "{flows} {verb} moving to {to}, if the other host agrees: \"braid flows\" shows the link, \"braid explain\" why a flow stays"
+            "{flows} {verb} moving to {to}, if the other host agrees and the way there passes their packets: \"braid flows\" shows the link, \"braid explain\" why a flow stays"
         );
         let warnings = if kept.is_empty() { Vec::new() } else { vec![format!("some flows were not moved: {kept}")] };
         Some(Ok(Accepted { message, warnings }))
@@ -237,7 +275,7 @@ impl<S: Steering> Core<S> {
                     moved.wire.source,
                     moved.wire.destination
                 ),
-                Stage::Preparing(_) | Stage::Asked(_) => format!("and it is moving to {}", name(moved.slot)),
+                Stage::Preparing(_) | Stage::Asked(_) | Stage::Testing { .. } => format!("and it is moving to {}", name(moved.slot)),
             });
         }
         if let Some(refusal) = self.moving.refused.get(&own) {
@@ -323,6 +361,9 @@ impl<S: Steering> Core<S> {
         if self.moving.flows.get(&own).is_some_and(is_there) {
             return Ok(Plan::Stay);
         }
+        if self.moving.is_blocked(address, own.destination) {
+            return Err(format!("{BLOCKED}, as a test has shown less than {} s ago", BLOCKED_FOR.as_secs()));
+        }
         Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), ..own }, slot))
     }
 
@@ -350,12 +391,12 @@ impl<S: Steering> Core<S> {
             }
         }
         for (host, flows) in told {
-            flows.chunks(MAX_ORDER).for_each(|part| self.order(host, None, part.to_vec()));
+            flows.chunks(MAX_ORDER).for_each(|part| self.order(host, None, MoveStep::Renew, part.to_vec()));
         }
         if flows.is_empty() { Ok(()) } else { self.bring_back(now, flows) }
     }
 
-    fn order(&mut self, host: IpAddr, slot: Option<usize>, flows: Vec<OrderedFlow>) {
+    fn order(&mut self, host: IpAddr, slot: Option<usize>, step: MoveStep, flows: Vec<OrderedFlow>) {
         self.moving.last += 1;
         let number = self.moving.last;
         if slot.is_some() {
@@ -364,14 +405,15 @@ impl<S: Steering> Core<S> {
             }
             self.moving.asked.insert(number, flows.iter().map(|flow| flow.own).collect());
         }
-        tracing::debug!(%host, number, slot, flows = flows.len(), "asking a host to move flows");
-        self.actions.moves.push(MoveOrder { host, number, slot, lease: slot.map(|_| LEASE), flows });
+        tracing::debug!(%host, number, slot, ?step, flows = flows.len(), "asking a host to move flows");
+        self.actions.moves.push(MoveOrder { host, number, slot, lease: slot.map(|_| LEASE), step, flows });
     }
 
     /// The other host's answer: why flows were refused, by their places in the order; or why there is none.
     pub fn on_move_answer(&mut self, now: Time, number: u64, answer: Result<BTreeMap<usize, String>, String>) -> Result<(), SteeringError> {
         let Some(flows) = self.moving.asked.remove(&number) else { return Ok(()) };
-        let (mut agreed, mut failed) = (Vec::new(), Vec::new());
+        let (mut renewed, mut failed) = (Vec::new(), Vec::new());
+        let mut accepted: BTreeMap<(IpAddr, usize), Vec<OrderedFlow>> = BTreeMap::new();
         for (place, own) in flows.iter().enumerate() {
             // The flow may have been moved on since, or have gone home.
             let Some(known) = self.moving.flows.get_mut(own).filter(|known| known.order == number) else { continue };
@@ -384,15 +426,49 @@ impl<S: Steering> Core<S> {
                         let reason: String = braid_model::printable(reason).chars().take(MAX_REASON).collect();
                         failed.push((*own, format!("the other host refused: {reason}")));
                     }
-                    None => agreed.push(MovedFlow { own: *own, wire: known.wire, numbers: None }),
+                    None => match known.stage {
+                        Stage::Moved(_) => renewed.push(MovedFlow { own: *own, wire: known.wire, numbers: None }),
+                        Stage::Testing { next, .. } => known.stage = Stage::Testing { sends: true, until: now + TEST, next },
+                        Stage::Preparing(_) | Stage::Asked(_) => {
+                            known.stage = Stage::Testing { sends: false, until: now + ANSWER, next: now };
+                            let flow = known.numbers.map(|numbers| OrderedFlow { own: *own, via: known.wire.source, numbers });
+                            accepted.entry((known.host, known.slot)).or_default().extend(flow);
+                        }
+                    },
                 },
             }
         }
-        let mut refused = match self.relocate(now, &agreed, true, LEASE) {
+        for ((host, slot), flows) in accepted {
+            self.order(host, Some(slot), MoveStep::Test, flows);
+        }
+        failed.extend(self.send_by_new_link(now, &renewed));
+        let given_up = self.give_up(now, failed);
+        self.step_moving(now).and(given_up)
+    }
+
+    /// Processes the answer of a host that got no segment of the test of this order. It has moved none of the flows.
+    pub fn on_move_blocked(&mut self, now: Time, number: u64) -> Result<(), SteeringError> {
+        let flows = self.moving.asked.remove(&number).unwrap_or_default();
+        let is_its = |own: &Ends| self.moving.flows.get(own).is_some_and(|known| known.order == number);
+        let blocked = flows.into_iter().filter(is_its).collect();
+        self.note_blocked(now, blocked)
+    }
+
+    /// Notes that the ways of these flows drop packets, and leaves the flows where they are.
+    fn note_blocked(&mut self, now: Time, flows: Vec<Ends>) -> Result<(), SteeringError> {
+        for known in flows.iter().filter_map(|own| self.moving.flows.get(own)) {
+            self.moving.blocked.insert((known.wire.source.ip(), known.wire.destination), now + BLOCKED_FOR);
+        }
+        self.give_up(now, flows.into_iter().map(|own| (own, BLOCKED.to_owned())).collect())
+    }
+
+    /// Sends flows' packets over the links that both hosts agreed about, and goes on to. Returns why flows cannot.
+    fn send_by_new_link(&mut self, now: Time, agreed: &[MovedFlow]) -> Vec<(Ends, String)> {
+        let mut refused = match self.relocate(now, agreed, true, LEASE) {
             Ok(done) => done.refused.into_iter().map(|(place, error)| (place, error.to_string())).collect(),
             Err(error) => (0..agreed.len()).map(|place| (place, error.to_string())).collect::<BTreeMap<_, _>>(),
         };
-        let mut arrived = false;
+        let (mut arrived, mut failed) = (false, Vec::new());
         for (place, flow) in agreed.iter().enumerate() {
             match (refused.remove(&place), self.moving.flows.get_mut(&flow.own)) {
                 (Some(reason), _) => failed.push((flow.own, reason)),
@@ -408,8 +484,36 @@ impl<S: Steering> Core<S> {
             let dead = self.links.iter().filter(|(_, link)| Family::ALL.iter().all(|family| !link.usable(*family)));
             self.actions.left.extend(dead.map(|(index, _)| index));
         }
-        let given_up = self.give_up(now, failed);
-        self.step_moving(now).and(given_up)
+        failed
+    }
+
+    /// Tests the ways of flows that wait for it: sends segments, and looks whether something has arrived. If it has for one flow of an order, all of them move.
+    fn test_ways(&mut self, now: Time) -> Result<Vec<(Ends, String)>, SteeringError> {
+        let mut due = Vec::new();
+        for (own, flow) in &mut self.moving.flows {
+            if let Stage::Testing { next, .. } = &mut flow.stage
+                && *next <= now
+            {
+                *next = now + TEST_INTERVAL;
+                due.push(*own);
+            }
+        }
+        self.knock(now, &due);
+        let waits = |flow: &Move| matches!(flow.stage, Stage::Testing { sends: true, .. });
+        let waiting: BTreeMap<Ends, Move> =
+            self.moving.flows.iter().filter(|(_, flow)| waits(flow)).map(|(own, flow)| (*own, *flow)).collect();
+        if waiting.is_empty() {
+            return Ok(Vec::new());
+        }
+        let arrived = self.arrived(waiting.keys().copied())?;
+        let open: BTreeSet<u64> = arrived.iter().map(|own| waiting[own].order).collect();
+        let (open, closed): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(_, flow)| open.contains(&flow.order));
+        let open: Vec<MovedFlow> = open.into_iter().map(|(own, flow)| MovedFlow { own, wire: flow.wire, numbers: None }).collect();
+        let failed = if open.is_empty() { Vec::new() } else { self.send_by_new_link(now, &open) };
+        let is_over = |flow: &Move| matches!(flow.stage, Stage::Testing { until, .. } if until <= now);
+        let blocked = closed.into_iter().filter(|(_, flow)| is_over(flow)).map(|(own, _)| own).collect();
+        self.note_blocked(now, blocked)?;
+        Ok(failed)
     }
 
     /// Leaves flows where they are: on the link that both hosts agreed about last.
@@ -450,6 +554,7 @@ impl<S: Steering> Core<S> {
     /// context exclude, standby ones. A flow that the user has moved stays while its link works.
     pub(super) fn find_moves(&mut self, now: Time) {
         self.moving.refused.retain(|_, refusal| refusal.until + REFUSAL > now);
+        self.moving.blocked.retain(|_, until| *until > now);
         if self.moving.hosts.is_empty() {
             return;
         }
@@ -471,7 +576,13 @@ impl<S: Steering> Core<S> {
                 .links
                 .get(row.link)
                 .is_some_and(|link| link.configured(row.family) && (links.contains(link.slot) || by_hand && link.usable(row.family)));
-            if !stays && let Some(slot) = self.widest(now, links) {
+            let is_open = |slot: &usize| {
+                let address = self.links.in_slot(*slot).and_then(|link| link.facts.source(row.family));
+                address.is_none_or(|address| !self.moving.is_blocked(address, Ends::of(row).destination))
+            };
+            let open: LinkSet = links.iter().filter(is_open).collect();
+            // If all are blocked, the flow's own reason says so.
+            if !stays && let Some(slot) = self.widest(now, open).or_else(|| self.widest(now, links)) {
                 moves.push((row.clone(), Some(slot)));
             }
         }
@@ -501,8 +612,10 @@ impl<S: Steering> Core<S> {
             living = flows.map(|row| (Ends::of(row), row.retransmissions.unwrap_or(0))).collect::<BTreeMap<_, _>>();
             sockets = self.look(now, false)?;
         }
-        let (mut failed, mut over) = (Vec::new(), BTreeSet::new());
-        let mut ready: BTreeMap<(IpAddr, usize, bool), Vec<OrderedFlow>> = BTreeMap::new();
+        let mut failed = self.test_ways(now)?;
+        let mut over = BTreeSet::new();
+        // Each order is about one way, since all its flows move if one segment arrives.
+        let mut ready: BTreeMap<(SocketAddr, usize, bool), Vec<OrderedFlow>> = BTreeMap::new();
         for (own, flow) in &mut self.moving.flows {
             let leased = self.relocated.leased(own, now) == Some(flow.wire);
             let ordered = |numbers| OrderedFlow { own: *own, via: flow.wire.source, numbers };
@@ -510,7 +623,7 @@ impl<S: Steering> Core<S> {
                 _ if !leased => failed.push((*own, "the other host no longer rewrites its packets, or its lease ended".to_owned())),
                 Stage::Preparing(until) => {
                     if let Some(numbers) = active.get(own).and_then(|socket| socket.numbers) {
-                        ready.entry((flow.host, flow.slot, false)).or_default().push(ordered(numbers));
+                        ready.entry((own.destination, flow.slot, false)).or_default().push(ordered(numbers));
                         (flow.numbers, flow.stage) = (Some(numbers), Stage::Asked(now + ANSWER));
                     } else if until <= now {
                         failed.push((
@@ -520,7 +633,10 @@ impl<S: Steering> Core<S> {
                     }
                 }
                 Stage::Asked(until) if until <= now => failed.push((*own, "the other host does not answer".to_owned())),
-                Stage::Asked(_) => {}
+                Stage::Testing { sends: false, until, .. } if until <= now => {
+                    failed.push((*own, "the other host does not answer".to_owned()))
+                }
+                Stage::Asked(_) | Stage::Testing { .. } => {}
                 Stage::Moved(at) if at > now => {}
                 Stage::Moved(_) => match (living.get(own), flow.numbers) {
                     // Its lease runs out while its last packets are under way.
@@ -531,7 +647,7 @@ impl<S: Steering> Core<S> {
                         failed.push((*own, "nothing comes over the new link: a firewall may drop what it did not see begin".to_owned()));
                     }
                     (_, Some(numbers)) => {
-                        ready.entry((flow.host, flow.slot, true)).or_default().push(ordered(numbers));
+                        ready.entry((own.destination, flow.slot, true)).or_default().push(ordered(numbers));
                         // The next time, if there is no answer.
                         flow.stage = Stage::Moved(now + RENEWAL);
                     }
@@ -539,16 +655,18 @@ impl<S: Steering> Core<S> {
             }
         }
         self.moving.flows.retain(|own, _| !over.contains(own));
-        for ((host, slot, renewal), flows) in ready {
+        for ((service, slot, renewal), flows) in ready {
+            let (host, step) = (service.ip(), if renewal { MoveStep::Renew } else { MoveStep::Accept });
             if self.moving.hosts.contains(&host) {
-                flows.chunks(MAX_ORDER).for_each(|part| self.order(host, Some(slot), part.to_vec()));
+                flows.chunks(MAX_ORDER).for_each(|part| self.order(host, Some(slot), step, part.to_vec()));
             } else if !renewal {
                 failed.extend(flows.iter().map(|flow| (flow.own, "the other host cannot be asked now".to_owned())));
             }
         }
         let done = self.give_up(now, failed);
         let next = |flow: &Move| match flow.stage {
-            Stage::Preparing(_) => now + LOOK,
+            Stage::Preparing(_) | Stage::Testing { sends: true, .. } => now + LOOK,
+            Stage::Testing { until, next, .. } => until.min(next),
             Stage::Asked(at) | Stage::Moved(at) => at,
         };
         self.moving.due = self.moving.flows.values().map(next).min();

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_api::{FlowEnds, RewriteRequest, RewriteState, Rewritten};
+use braid_decide::policy::AppRule;
 use braid_decide::tables::{self, DEPARTURE_DEVICE, LATE_DEVICE, PACKET_DEVICE};
 use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, SequenceNumbers, Time};
 
@@ -14,7 +15,9 @@ use super::Core;
 use super::gateway::allowed_links;
 use super::timeouts::RETRY;
 use crate::RequestError;
-use crate::steering::{Ends, FlowRow, MAX_REWRITES, MovedSocket, Port, PortSide, Rewrite, Steering, SteeringError};
+use crate::steering::{
+    Ends, FlowRow, Keepalive, MAX_REWRITES, MovedSocket, Port, PortSide, RedirectedFlow, Rewrite, Steering, SteeringError,
+};
 
 /// The longest time for which a program may move a flow without asking again.
 const MAX_LEASE: Duration = Duration::from_secs(3600);
@@ -143,6 +146,8 @@ pub(super) struct Relocated {
 struct Entry {
     /// The addresses on the way that were asked for last.
     wire: Ends,
+    /// Since when.
+    asked: Time,
     /// Those with which its packets leave; `None`: its own. While the other end is not ready for new ones, these are earlier ones.
     sends_by: Option<Ends>,
     /// Since when.
@@ -171,6 +176,9 @@ impl Entry {
 
     /// Takes a request. What leaves by these addresses already continues to.
     fn ask(&mut self, now: Time, wire: Ends, sends: bool, until: Time) {
+        if self.wire != wire || self.until <= now {
+            self.asked = now;
+        }
         if self.wire != wire {
             self.late.remove(&wire);
             self.late.insert(self.wire, now + LINGER);
@@ -320,10 +328,13 @@ impl<S: Steering> Core<S> {
             }
         };
         done.applied.map_err(|error| RequestError::failed("Not applied", format!("{error}; Braid tries again")))?;
-        let active = self.active_moves(now).map_err(|error| RequestError::failed("Not read", error.to_string()))?;
+        let unread = |error: SteeringError| RequestError::failed("Not read", error.to_string());
+        let active = self.active_moves(now).map_err(unread)?;
+        let arrived = self.arrived(flows.iter().map(|flow| flow.own)).map_err(unread)?;
         let message = format!("{} flows {verb}", flows.len() - done.refused.len());
         let state = |(place, flow): (usize, &MovedFlow)| RewriteState {
             active: active.contains_key(&flow.own),
+            arrives: arrived.contains(&flow.own),
             refused: done.refused.remove(&place).map(|reason| reason.to_string()),
         };
         Ok(Rewritten { message, flows: flows.iter().enumerate().map(state).collect() })
@@ -369,7 +380,7 @@ impl<S: Steering> Core<S> {
             let MovedFlow { own, wire, .. } = flow;
             let known = next.get(own);
             let is_its = known.is_some_and(|entry| entry.arrivals().any(|of| of == *wire));
-            let checked = match self.check_relocation(own, wire) {
+            let checked = match self.check_relocation(now, own, wire) {
                 Err(error) => Err(error),
                 Ok(()) if !named.insert(*own) => Err(RelocationError::Twice(own.source)),
                 Ok(()) if flow.numbers.is_some() && !proved.contains_key(own) => {
@@ -398,13 +409,47 @@ impl<S: Steering> Core<S> {
                 }
                 (Ok(()), btree_map::Entry::Vacant(free)) => {
                     let (sends_by, numbers) = (sends.then_some(*wire), proved.get(own).copied());
-                    free.insert(Entry { wire: *wire, sends_by, sends_since: now, late: BTreeMap::new(), until, numbers });
+                    free.insert(Entry { wire: *wire, asked: now, sends_by, sends_since: now, late: BTreeMap::new(), until, numbers });
                     arrivals.insert(*wire);
                 }
             }
         }
+        let begins = |(own, entry): (&Ends, &Entry)| {
+            let before = self.relocated.flows.get(own).and_then(|known| known.sends_by);
+            (entry.sends_by == Some(entry.wire) && before != entry.sends_by && named.contains(own)).then_some(*own)
+        };
+        let begin: Vec<Ends> = next.iter().filter_map(begins).collect();
         self.relocated.flows = next;
-        Ok(Relocation { refused, applied: self.update_relocated(now) })
+        let applied = self.update_relocated(now);
+        self.knock(now, &begin);
+        Ok(Relocation { refused, applied })
+    }
+
+    /// Sends a segment of each flow over its way, if that is not its own: the other end sees that the way passes packets, and a firewall on it lets in what
+    /// comes back. The connections ignore it.
+    pub(super) fn knock(&mut self, now: Time, flows: &[Ends]) {
+        if flows.is_empty() {
+            return;
+        }
+        // Without the sockets' numbers nothing is sent, as if it was lost.
+        let sockets = self.look(now, true).unwrap_or_default();
+        let keepalive = |own: &Ends| {
+            let entry = self.relocated.flows.get(own).filter(|entry| entry.wire != *own)?;
+            let way = self.way_of(&entry.wire)?;
+            let device = self.network.interface(way.device)?.name.clone();
+            Some(Keepalive { way: entry.wire, device, mark: way.mark, segment: sockets.get(own)?.segment? })
+        };
+        let keepalives: Vec<Keepalive> = flows.iter().filter_map(keepalive).collect();
+        self.steering.send_keepalives(&keepalives);
+    }
+
+    /// Of these flows, those of which a packet has arrived with the addresses on the way since they were asked to have them.
+    pub(super) fn arrived(&mut self, flows: impl Iterator<Item = Ends>) -> Result<BTreeSet<Ends>, SteeringError> {
+        let known: Vec<_> = flows.filter_map(|own| Some((own, self.relocated.flows.get(&own)?))).collect();
+        let ways: Vec<Ends> = known.iter().map(|(_, entry)| entry.wire.reversed()).collect();
+        let last = self.steering.arrivals(&ways)?;
+        let is_new = |entry: &Entry| last.get(&entry.wire.reversed()).is_some_and(|at| *at >= entry.asked);
+        Ok(known.into_iter().filter(|(_, entry)| is_new(entry)).map(|(own, _)| own).collect())
     }
 
     /// Returns the flows that run and began with the sequence numbers that the request gives, and these numbers as this machine has them.
@@ -457,7 +502,7 @@ impl<S: Steering> Core<S> {
         self.update_relocated(now)
     }
 
-    fn check_relocation(&self, own: &Ends, wire: &Ends) -> Result<(), RelocationError> {
+    fn check_relocation(&self, now: Time, own: &Ends, wire: &Ends) -> Result<(), RelocationError> {
         let row = self.relocated.listed.as_ref().and_then(|(_, rows)| rows.get(own));
         let ends = [own.source, own.destination, wire.source, wire.destination];
         let is_scoped = |end: &&SocketAddr| matches!(end, SocketAddr::V6(v6) if v6.scope_id() != 0 || v6.flowinfo() != 0 || v6.ip().is_unicast_link_local());
@@ -486,18 +531,18 @@ impl<S: Steering> Core<S> {
         if device.mac.is_none() {
             return Err(RelocationError::Raw(device.name.clone()));
         }
+        // The rule that holds in the present context, as for a flow that Braid itself moves.
+        let rule = row.and_then(|row| self.rule_of(now, &RedirectedFlow::of(row)));
         match row {
-            Some(row) if self.in_force.confines(self.rule_at(row.started, row.rule).map(|(_, rule)| rule)) => {
-                Err(RelocationError::Confined)
-            }
-            Some(row) if !self.allows(row, device) => Err(RelocationError::Forbidden(own.source, device.name.clone())),
+            Some(_) if self.in_force.confines(rule) => Err(RelocationError::Confined),
+            Some(_) if !self.allows(rule, device) => Err(RelocationError::Forbidden(own.source, device.name.clone())),
             _ => Ok(()),
         }
     }
 
-    /// Whether the flow's rule allows this device.
-    fn allows(&self, row: &FlowRow, device: &LinkFacts) -> bool {
-        let Some((_, rule)) = self.rule_at(row.started, row.rule) else { return true };
+    /// Whether a rule allows this device.
+    fn allows(&self, rule: Option<&AppRule>, device: &LinkFacts) -> bool {
+        let Some(rule) = rule else { return true };
         let links: Vec<_> = self.links.iter().map(|(_, link)| (link.slot, &link.facts)).collect();
         allowed_links(rule, &links).is_none_or(|allowed| allowed.contains(&device.name))
     }

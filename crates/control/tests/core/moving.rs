@@ -1,13 +1,15 @@
 //! Flows that move between links in agreement with the other host.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
+use braid_api::ExplainRequest;
 use braid_control::config::Config;
-use braid_control::core::MoveOrder;
+use braid_control::core::{MoveOrder, MoveStep};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{Ends, Steering};
-use braid_decide::policy::{ProbeMode, Scheduler};
+use braid_decide::policy::{AppMatcher, AppRule, ProbeMode, Scheduler, When};
 use braid_decide::tables::DEPARTURE_DEVICE;
 use braid_model::{ByteCount, FlowId, LinkFacts, LinkIndex, LinkKind, Mac, Protocol, SequenceNumbers};
 
@@ -17,8 +19,14 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Two Ethernet links, and a host that takes requests.
 fn world() -> World {
-    let mut world =
-        World::with(FakeSteering::default(), Config { moves: true, probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) });
+    world_with(Vec::new())
+}
+
+/// The same with rules.
+fn world_with(apps: Vec<AppRule>) -> World {
+    let mut config = Config { moves: true, probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) };
+    config.policy.apps = apps;
+    let mut world = World::with(FakeSteering::default(), config);
     for (number, device) in (1..).zip(&mut world.devices) {
         device.mac = Some(Mac([2, 0, 0, 0, 0, number]));
     }
@@ -79,11 +87,23 @@ fn device(world: &mut World, ends: &Ends) -> Option<u32> {
     world.core.steering().rewrites.get(ends).and_then(|rewrite| rewrite.device).map(|device| device.0)
 }
 
-/// Lets the other host agree to the only order.
+/// Lets the other host agree to the only order, and to the test that follows. Returns the last order.
 fn agree(world: &mut World) -> MoveOrder {
-    let [order] = &orders(world)[..] else { panic!("not one order") };
-    world.core.on_move_answer(world.now, order.number, Ok(BTreeMap::new())).unwrap();
-    order.clone()
+    let asked: Vec<MoveOrder> = orders(world).into_iter().filter(|order| order.slot.is_some()).collect();
+    let [order] = &asked[..] else { panic!("not one order: {asked:?}") };
+    answer(world, &asked);
+    if order.step != MoveStep::Accept {
+        return order.clone();
+    }
+    world.run(SECOND / 100);
+    agree(world)
+}
+
+/// Agrees to these orders.
+fn answer(world: &mut World, orders: &[MoveOrder]) {
+    for order in orders {
+        world.core.on_move_answer(world.now, order.number, Ok(BTreeMap::new())).unwrap();
+    }
 }
 
 #[test]
@@ -97,7 +117,9 @@ fn a_flow_moves_in_three_steps_is_renewed_and_goes_home() {
     make_device(&mut world);
     world.run(SECOND / 10);
     assert_eq!(device(&mut world, &ends), None, "the other host has not agreed");
+    assert!(world.core.steering().keepalives.is_empty());
     let order = agree(&mut world);
+    assert_eq!((order.step, world.core.steering().keepalives[0].way.source.ip()), (MoveStep::Test, order.flows[0].via.ip()));
     assert_eq!((order.host, order.flows.len(), order.flows[0].own), (SERVER, 1, ends));
     assert_eq!(order.flows[0].numbers.sent, id.0 as u32);
     assert_eq!(device(&mut world, &ends), Some(3 - own_link(&ends)));
@@ -131,6 +153,8 @@ fn flows_leave_a_dead_link_together_and_stay_if_the_host_refuses() {
     let refused = BTreeMap::from([(3, "no".to_owned())]);
     world.core.on_move_answer(world.now, order.number, Ok(refused)).unwrap();
     let stays = order.flows[3].own;
+    world.run(SECOND / 100);
+    agree(&mut world);
     for ends in &on_dead {
         assert_eq!(device(&mut world, ends), (*ends != stays).then_some(2), "{ends:?}");
     }
@@ -230,6 +254,73 @@ fn a_flow_that_has_left_a_dead_link_is_not_ended() {
 }
 
 #[test]
+fn regression_a_flow_follows_the_rule_of_another_context_that_excludes_its_link() {
+    let matcher = AppMatcher { name: Some("test".into()), ..AppMatcher::default() };
+    let moving = When { facts: [("moving".to_owned(), "true".to_owned())].into(), ..When::default() };
+    let mut world = world_with(vec![
+        AppRule { matcher: matcher.clone(), when: moving, links: only(&["lte0"]), ..AppRule::default() },
+        AppRule { matcher, links: only(&["wlan0"]), ..AppRule::default() },
+    ]);
+    let (_, ends) = flow(&mut world);
+    assert_eq!(own_link(&ends), 1);
+    world.core.on_moving(world.now, Some(true)).unwrap();
+    world.run(SECOND / 10);
+    make_device(&mut world);
+    world.run(SECOND / 10);
+    agree(&mut world);
+    assert_eq!(device(&mut world, &ends), Some(2));
+}
+
+#[test]
+fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin_and_nobody_asks_again_for_a_while() {
+    for passes_one_way in [false, true] {
+        let mut world = world();
+        let flows: Vec<(FlowId, Ends)> = (0..20).map(|_| flow(&mut world)).collect();
+        let (id, first) = flows[0];
+        let new: IpAddr = ["10.0.2.2", "10.0.1.2"][own_link(&first) as usize - 1].parse().unwrap();
+        world.core.steering().firewalled.insert(new);
+        world.core.move_direct(world.now, "test", Some(other_name(&first))).unwrap().unwrap();
+        world.run(SECOND / 10);
+        make_device(&mut world);
+        world.run(SECOND / 10);
+        let accept = orders(&mut world);
+        answer(&mut world, &accept);
+        world.run(SECOND / 10);
+        let test = orders(&mut world);
+        assert_eq!((test.len(), test[0].step, test[0].flows.len()), (1, MoveStep::Test, 10));
+        assert_eq!(world.core.steering().keepalives.len(), 10);
+        if passes_one_way {
+            answer(&mut world, &test);
+            world.run(SECOND / 2);
+            assert!(world.core.steering().keepalives.len() > 20, "it tries again");
+            assert_eq!(device(&mut world, &first), None);
+            world.run(SECOND);
+        } else {
+            world.core.on_move_blocked(world.now, test[0].number).unwrap();
+        }
+        world.run(SECOND / 10);
+        assert!(orders(&mut world).iter().all(|order| order.slot.is_none()), "the other host goes back, too");
+        assert!(flows.iter().all(|(_, ends)| device(&mut world, ends).is_none()));
+        let refused = world.core.move_direct(world.now, &id.0.to_string(), Some(other_name(&first))).unwrap().unwrap_err();
+        assert!(refused.detail.contains("a firewall or NAT"), "{refused}");
+        // The flows of a dead link do not wait for what is known.
+        kill_link(&mut world, &first);
+        world.run(SECOND);
+        assert!(orders(&mut world).is_empty());
+        let explained = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..ExplainRequest::default() }).unwrap();
+        assert!(format!("{explained:?}").contains("a firewall or NAT"), "{explained:?}");
+        world.core.steering().firewalled.clear();
+        let begin = world.now;
+        while world.moves.is_empty() {
+            world.run(SECOND / 10);
+            assert!(world.now < begin + SECOND * 90, "nobody tests again");
+        }
+        agree(&mut world);
+        assert!(device(&mut world, &first).is_some());
+    }
+}
+
+#[test]
 fn nothing_moves_without_the_setting() {
     let mut world = World::with(FakeSteering::default(), Config { probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) });
     world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
@@ -253,8 +344,9 @@ fn a_thousand_flows_are_asked_for_in_few_orders_and_get_other_ports_where_theirs
     let on_dead = flows.iter().filter(|ends| own_link(ends) == 1).count();
     assert_eq!(orders.iter().map(|order| order.flows.len()).sum::<usize>(), on_dead);
     assert_eq!(orders.len(), on_dead.div_ceil(256));
-    for order in &orders {
-        world.core.on_move_answer(world.now, order.number, Ok(BTreeMap::new())).unwrap();
-    }
+    answer(&mut world, &orders);
+    world.run(SECOND / 100);
+    let tests = self::orders(&mut world);
+    answer(&mut world, &tests);
     assert_eq!(flows.iter().filter(|ends| device(&mut world, ends) == Some(2)).count(), on_dead);
 }

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_bond::{PathId, PathState};
-use braid_control::core::{MAX_ORDER, MoveOrder, OrderedFlow};
+use braid_control::core::{MAX_ORDER, MoveOrder, MoveStep, OrderedFlow};
 use braid_transport::ControlFlow;
 use braid_transport::client::{Client, State};
-use braid_transport::control::{MAX_FLOWS, PeerFlow};
+use braid_transport::control::{self, MAX_FLOWS, PeerFlow};
 use tokio::sync::mpsc;
 
 use super::Change;
@@ -85,8 +85,14 @@ async fn carry_out(
             sent: flow.numbers.sent,
             received: flow.numbers.received,
         };
-        match control.ask(path, order.lease, order.flows.iter().map(flow).collect()).await {
-            Ok(refused) => answer(changes, order.number, Ok(refused)),
+        let step = match order.step {
+            MoveStep::Accept => control::MoveStep::Accept,
+            MoveStep::Test => control::MoveStep::Test,
+            MoveStep::Renew => control::MoveStep::Move,
+        };
+        match control.ask(path, order.lease, step, order.flows.iter().map(flow).collect()).await {
+            Ok(answered) if answered.blocked => drop(changes.send(Change::MoveBlocked { number: order.number })),
+            Ok(answered) => answer(changes, order.number, Ok(answered.refused)),
             Err(error) => {
                 answer(changes, order.number, Err(error.to_string()));
                 return Some(());

@@ -43,10 +43,11 @@ use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, PerDirection, Protocol, Time};
 use ipnet::IpNet;
 
+use super::keepalive;
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, LatePlan, LateState, MovedSocket, Port, Rewrite, Shape,
-    ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Keepalive, LatePlan, LateState, MovedSocket, Port,
+    Rewrite, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
@@ -522,6 +523,18 @@ impl Steering for BpfSteering {
 
     fn moved_sockets(&mut self, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
         self.read_moved(fresh)
+    }
+
+    fn arrivals(&mut self, of: &[Ends]) -> Result<BTreeMap<Ends, Time>, SteeringError> {
+        self.read_arrivals(of)
+    }
+
+    fn send_keepalives(&mut self, segments: &[Keepalive]) {
+        for segment in segments {
+            if let Err(error) = keepalive::send(segment) {
+                tracing::debug!(source = %segment.way.source, destination = %segment.way.destination, "a segment was not sent: {error}");
+            }
+        }
     }
 
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {

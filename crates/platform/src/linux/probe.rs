@@ -4,7 +4,7 @@
 //! resolved. No task is spawned: a dropped future closes its sockets. Connections are reset instead of closed, so that no half-closed socket stays in
 //! the kernel.
 
-mod echo;
+pub(super) mod echo;
 pub(super) mod http;
 
 use std::future::Future;

@@ -15,10 +15,14 @@ use braid_bond::{BondId, PathId, codes};
 use braid_model::SequenceNumbers;
 use tokio::sync::Semaphore;
 
-use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, PeerFlow, read, write};
+use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, MoveStep, PeerFlow, read, write};
 use crate::host_driver::{BondFlow, HostDriver};
 use crate::stream::FlowStream;
 
+/// How long a packet of a way that is tested may take to arrive.
+const TEST: Duration = Duration::from_secs(1);
+/// Pauses between two looks for one: the first, which doubles, and the longest.
+const TEST_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(40)];
 /// Maximum number of flows that one control flow has moved at a time.
 const MAX_MOVED: usize = 4096;
 /// The longest lease. A client that is gone for longer gets its flows' packets at their own addresses.
@@ -46,10 +50,16 @@ pub struct FlowToMove {
 /// What a [`Mover`] returns: why flows stay where they are, by their places; or why none can be moved.
 pub type MoveResult<'a> = Pin<Box<dyn Future<Output = Result<BTreeMap<usize, String>, String>> + Send + 'a>>;
 
+/// What [`Mover::has_arrived`] returns.
+pub type ArrivalResult<'a> = Pin<Box<dyn Future<Output = Result<bool, String>> + Send + 'a>>;
+
 /// Rewrites the packets of this host's flows.
 pub trait Mover: Send + Sync {
-    /// Moves flows for the time of a lease. `None`: they have their own addresses again. Completes once packets are rewritten.
-    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_>;
+    /// Takes a step of moving flows for the time of a lease. `None`: they have their own addresses again. Completes once packets are rewritten.
+    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> MoveResult<'_>;
+
+    /// Whether a packet of one of the flows has arrived with the new addresses, since [`rewrite`](Self::rewrite) has made this host accept them.
+    fn has_arrived(&self, flows: Vec<FlowToMove>, lease: Duration) -> ArrivalResult<'_>;
 }
 
 /// Serves the control flows of a server.
@@ -120,15 +130,13 @@ impl ControlServer {
                 Ok(request) => request,
                 Err(error) => return tracing::debug!(%bond, "a control flow has ended: {error}"),
             };
-            let refused = {
-                let Ok(_turn) = self.0.turn.acquire().await else { return };
-                let paths = self.note(bond, &mut known);
-                self.move_flows(&request, &paths, &mut known).await
-            };
-            if let Some(first) = refused.values().next() {
-                tracing::debug!(%bond, refused = refused.len(), first, "flows of a client were not moved");
+            let paths = self.note(bond, &mut known);
+            let answer = self.move_flows(&request, &paths, &mut known).await;
+            if answer.blocked || !answer.refused.is_empty() {
+                let (blocked, refused, first) = (answer.blocked, answer.refused.len(), answer.refused.values().next());
+                tracing::debug!(%bond, blocked, refused, first, "flows of a client were not moved");
             }
-            if write(&mut stream, &MoveAnswer { id: request.id, refused }).await.is_err() {
+            if write(&mut stream, &answer).await.is_err() {
                 return;
             }
             tokio::time::sleep(PAUSE).await;
@@ -144,8 +152,25 @@ impl ControlServer {
         paths
     }
 
-    async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], known: &mut Known) -> BTreeMap<usize, String> {
-        let all = |reason: &str| (0..request.flows.len()).map(|place| (place, reason.to_owned())).collect();
+    /// Waits until a packet of one of the flows has arrived with the new addresses; `false`: none does. An error is left to the next operation.
+    async fn passes(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration) -> bool {
+        let (begin, [mut pause, longest]) = (Instant::now(), TEST_PAUSES);
+        loop {
+            let arrived = {
+                let Ok(_turn) = self.0.turn.acquire().await else { return true };
+                self.0.mover.has_arrived(flows(), lease).await
+            };
+            if arrived != Ok(false) || begin.elapsed() > TEST {
+                return arrived != Ok(false);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], known: &mut Known) -> MoveAnswer {
+        let answer = |refused| MoveAnswer { id: request.id, refused, blocked: false };
+        let all = |reason: &str| answer((0..request.flows.len()).map(|place| (place, reason.to_owned())).collect());
         let lease = request.lease_ms.map(|lease| Duration::from_millis(lease).min(MAX_LEASE));
         if request.flows.len() > MAX_FLOWS {
             return all("a request has too many flows");
@@ -174,9 +199,18 @@ impl ControlServer {
             }
         }
         if wanted.is_empty() {
-            return refused;
+            return answer(refused);
         }
-        let done = self.0.mover.rewrite(wanted.iter().map(|(.., flow)| *flow).collect(), lease).await;
+        let flows = || wanted.iter().map(|(.., flow)| *flow).collect::<Vec<_>>();
+        if let Some(lease) = lease.filter(|_| request.step == MoveStep::Test)
+            && !self.passes(flows, lease).await
+        {
+            return MoveAnswer { blocked: true, ..answer(refused) };
+        }
+        let done = {
+            let Ok(_turn) = self.0.turn.acquire().await else { return all("this server ends") };
+            self.0.mover.rewrite(flows(), lease, request.step).await
+        };
         let until = lease.map(|lease| Instant::now() + lease);
         for (number, (place, ends, _)) in wanted.into_iter().enumerate() {
             let reason = match &done {
@@ -189,7 +223,7 @@ impl ControlServer {
                 (None, None) => drop(known.moved.remove(&ends)),
             }
         }
-        refused
+        answer(refused)
     }
 }
 
@@ -260,11 +294,15 @@ mod tests {
     struct Picky(u16, Mutex<Vec<(usize, Option<Duration>)>>);
 
     impl Mover for Picky {
-        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
+        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, _step: MoveStep) -> MoveResult<'_> {
             self.1.lock().unwrap().push((flows.len(), lease));
             let refused = |(place, flow): (usize, &FlowToMove)| (flow.own.1.port() == self.0).then(|| (place, "no".repeat(1000)));
             let refused = flows.iter().enumerate().filter_map(refused).collect();
             Box::pin(async move { Ok(refused) })
+        }
+
+        fn has_arrived(&self, flows: Vec<FlowToMove>, _lease: Duration) -> ArrivalResult<'_> {
+            Box::pin(async move { Ok(flows.iter().any(|flow| flow.own.1.port() != self.0)) })
         }
     }
 
@@ -273,19 +311,19 @@ mod tests {
         let mover = Arc::new(Picky(51, Mutex::default()));
         let (server, mut known) = (server(mover.clone()), known());
         let flows = ["10.0.0.1:50", "10.0.0.1:51", "10.0.0.9:52", "10.0.0.1:53", "10.0.0.1:53"].map(flow).to_vec();
-        let mut request = MoveRequest { id: 1, path: 3, lease_ms: Some(3_600_000), flows };
-        let refused = server.move_flows(&request, &[path("10.1.0.1")], &mut known).await;
+        let mut request = MoveRequest { id: 1, path: 3, lease_ms: Some(3_600_000), step: MoveStep::Move, flows };
+        let refused = server.move_flows(&request, &[path("10.1.0.1")], &mut known).await.refused;
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
         assert_eq!((refused[&1].len(), known.moved.len()), (MAX_REASON, 2));
         assert_eq!(std::mem::take(&mut *mover.1.lock().unwrap()), [(3, Some(MAX_LEASE))]);
         request.lease_ms = None;
-        let refused = server.move_flows(&request, &[], &mut known).await;
+        let refused = server.move_flows(&request, &[], &mut known).await.refused;
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
         assert_eq!((std::mem::take(&mut *mover.1.lock().unwrap()), known.moved.len()), (vec![(2, None)], 0));
         request.lease_ms = Some(0);
-        assert_eq!(server.move_flows(&request, &[path("10.1.0.1")], &mut known).await.len(), 5);
+        assert_eq!(server.move_flows(&request, &[path("10.1.0.1")], &mut known).await.refused.len(), 5);
         request.flows = vec![flow("10.0.0.1:50"); MAX_FLOWS + 1];
-        assert_eq!(server.move_flows(&request, &[], &mut known).await.len(), MAX_FLOWS + 1);
+        assert_eq!(server.move_flows(&request, &[], &mut known).await.refused.len(), MAX_FLOWS + 1);
         assert!(mover.1.lock().unwrap().is_empty());
     }
 
@@ -294,9 +332,13 @@ mod tests {
     struct Notes(Mutex<Vec<(FlowToMove, bool)>>);
 
     impl Mover for Notes {
-        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
+        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, _step: MoveStep) -> MoveResult<'_> {
             self.0.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease.is_some())));
             Box::pin(async { Ok(BTreeMap::new()) })
+        }
+
+        fn has_arrived(&self, _flows: Vec<FlowToMove>, _lease: Duration) -> ArrivalResult<'_> {
+            Box::pin(async { Ok(true) })
         }
     }
 
@@ -319,8 +361,8 @@ mod tests {
             let via = SocketAddr::new("10.1.0.1".parse().unwrap(), port);
             let flow = PeerFlow { client, server: "192.0.2.1:80".parse().unwrap(), via, sent: number, received: two };
             let lease_ms = (one == 0 || two != 0).then_some(u64::MAX - u64::from(number));
-            let request = MoveRequest { id: number.into(), path, lease_ms, flows: vec![flow] };
-            refused += server.move_flows(&request, &paths, &mut known).await.len() as u32;
+            let request = MoveRequest { id: number.into(), path, lease_ms, step: MoveStep::Move, flows: vec![flow] };
+            refused += server.move_flows(&request, &paths, &mut known).await.refused.len() as u32;
         }
         assert_eq!((refused, notes.0.lock().unwrap().len(), known.moved.len()), (FORGED, 0, 0));
     }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aya::maps::HashMap;
-use braid_control::steering::{Ends, MAX_REWRITES, MovedSocket, Rewrite, SteeringError};
+use braid_control::steering::{Ends, MAX_REWRITES, MovedSocket, Rewrite, Segment, SteeringError};
 use braid_model::{LinkIndex, SequenceNumbers, Time};
 
 use super::forward::{forward_key, ignore_missing};
@@ -78,9 +78,24 @@ impl BpfSteering {
                 known.follows = entry.follows != 0;
                 let is_there = entry.seen > 0 && Time::from_nanos(entry.seen) >= begin;
                 known.numbers = is_there.then_some(SequenceNumbers { sent: entry.sent, received: entry.received });
+                // The field of a header has 16 bits.
+                let window = entry.window.try_into().unwrap_or(u16::MAX);
+                known.segment = is_there.then_some(Segment { unacknowledged: entry.unacknowledged, expected: entry.expected, window });
             }
         }
         Ok(moved)
+    }
+
+    /// When the last packet arrived with each of these addresses.
+    pub(super) fn read_arrivals(&mut self, of: &[Ends]) -> Result<BTreeMap<Ends, Time>, SteeringError> {
+        let map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
+        let seen = |ends: &Ends| map.get(&key(ends), 0).map_or(0, |entry| entry.seen);
+        Ok(of
+            .iter()
+            .map(|ends| (*ends, seen(ends)))
+            .filter(|(_, seen)| *seen > 0)
+            .map(|(ends, seen)| (ends, Time::from_nanos(seen)))
+            .collect())
     }
 
     /// Rewrites nothing any more, and waits until the sockets know.

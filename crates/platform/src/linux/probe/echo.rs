@@ -113,8 +113,8 @@ impl Echo {
     }
 }
 
-/// Internet checksum (RFC 1071).
-fn checksum(packet: &[u8]) -> u16 {
+/// Internet checksum (RFC 1071) of an even number of bytes.
+pub(crate) fn checksum(packet: &[u8]) -> u16 {
     let mut sum: u32 = packet.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
