@@ -101,6 +101,23 @@ describe('user actions', () => {
       await page.getByText('eth0 would end it first').waitFor();
     }));
 
+  test('says whether a flow has moved, waits, and is encrypted', () =>
+    visit({ live: false }, async (page, mock) => {
+      const flow = [...mock.flows.values()].find((one) => one.carry === 'direct' && one.protocol === 'tcp');
+      Object.assign(flow, { moved_to: 'wwan0', late: true });
+      await page.reload();
+      await go(page, 'flows');
+      await page.getByLabel('Filter flows').fill(flow.remote);
+      const row = page.locator('.rows .tr:not([hidden])').first();
+      await row.getByText('direct, moved').waitFor();
+      await row.click();
+      const dialog = page.getByRole('dialog');
+      for (const text of ['its packets leave over wwan0', 'its packets wait until the link can take them', 'Braid adds none']) {
+        await dialog.getByText(text).waitFor();
+      }
+      await dialog.getByRole('button', { name: 'Move', exact: true }).waitFor();
+    }));
+
   test('pins an application to a link, checks that new flows follow, and undoes it', () =>
     visit({}, async (page, mock) => {
       await go(page, 'apps');
