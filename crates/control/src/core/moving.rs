@@ -11,7 +11,7 @@ use std::time::Duration;
 use braid_api::Accepted;
 use braid_decide::detection::HostStatus;
 use braid_model::key::PublicKey;
-use braid_model::{Family, LinkSet, Protocol, SequenceNumbers, Time};
+use braid_model::{Direction, Family, LinkSet, Protocol, SequenceNumbers, Time};
 
 use super::Core;
 use super::relocated::MovedFlow;
@@ -565,6 +565,12 @@ impl<S: Steering> Core<S> {
                 && self.moving.refused.get(&Ends::of(row)).is_none_or(|refusal| refusal.until <= now)
         };
         let mut moves = Vec::new();
+        // Flows that leave a link spread over the others.
+        let mut loads: BTreeMap<usize, u32> = BTreeMap::new();
+        for row in self.flows.iter().map(|living| &living.row) {
+            let slot = self.moving.flows.get(&Ends::of(row)).map_or(row.slot, |moved| moved.slot);
+            *loads.entry(slot).or_default() += 1;
+        }
         for living in self.flows.iter().filter(|living| is_candidate(&living.row) && !self.has_ended(living)) {
             let row = &living.row;
             if self.rule_expired(row.started, row.rule) {
@@ -582,7 +588,8 @@ impl<S: Steering> Core<S> {
             };
             let open: LinkSet = links.iter().filter(is_open).collect();
             // If all are blocked, the flow's own reason says so.
-            if !stays && let Some(slot) = self.widest(now, open).or_else(|| self.widest(now, links)) {
+            if !stays && let Some(slot) = self.roomiest(now, open, &loads).or_else(|| self.roomiest(now, links, &loads)) {
+                *loads.entry(slot).or_default() += 1;
                 moves.push((row.clone(), Some(slot)));
             }
         }
@@ -592,6 +599,15 @@ impl<S: Steering> Core<S> {
                 self.moving.refuse(now, Ends::of(row), reason);
             }
         }
+    }
+
+    /// Of these links, the one with the largest share for one more flow.
+    fn roomiest(&self, now: Time, of: LinkSet, flows: &BTreeMap<usize, u32>) -> Option<usize> {
+        let share = |slot: &usize| {
+            let rate = |direction| self.links.in_slot(*slot).map_or(0, |link| link.estimate(direction, now).rate.bps());
+            (rate(Direction::Down) + rate(Direction::Up)) / u64::from(flows.get(slot).copied().unwrap_or(0) + 1)
+        };
+        of.iter().max_by_key(share)
     }
 
     /// Takes the moves a step further, if that is due.

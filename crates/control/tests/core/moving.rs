@@ -74,7 +74,8 @@ fn make_device(world: &mut World) {
     if world.devices.iter().all(|device| device.name != DEPARTURE_DEVICE) {
         world.devices.push(LinkFacts::new(LinkIndex(99), DEPARTURE_DEVICE, LinkKind::Virtual));
     }
-    world.devices[2].addresses = ["10.0.1.2/32", "10.0.2.2/32"].map(|net| net.parse().unwrap()).to_vec();
+    let device = world.devices.iter_mut().find(|device| device.name == DEPARTURE_DEVICE).unwrap();
+    device.addresses = ["10.0.1.2/32", "10.0.2.2/32"].map(|net| net.parse().unwrap()).to_vec();
     world.set_network();
 }
 
@@ -158,6 +159,21 @@ fn flows_leave_a_dead_link_together_and_stay_if_the_host_refuses() {
     for ends in &on_dead {
         assert_eq!(device(&mut world, ends), (*ends != stays).then_some(2), "{ends:?}");
     }
+}
+
+#[test]
+fn flows_that_leave_a_dead_link_spread_over_the_others() {
+    let mut world = world();
+    world.devices.push(LinkFacts { mac: Some(Mac([2, 0, 0, 0, 0, 3])), ..facts(3, "eth0") });
+    world.set_network();
+    let flows: Vec<_> = (0..30).map(|_| flow(&mut world).1).collect();
+    let on_dead = flows.iter().filter(|ends| own_link(ends) == 1).count();
+    assert_eq!(on_dead, 10);
+    kill_link(&mut world, &flows[0]);
+    make_device(&mut world);
+    world.run(SECOND / 10);
+    let asked: BTreeMap<Option<usize>, usize> = orders(&mut world).iter().map(|order| (order.slot, order.flows.len())).collect();
+    assert_eq!(asked.values().copied().collect::<Vec<_>>(), [5, 5], "{asked:?}");
 }
 
 #[test]
