@@ -130,6 +130,7 @@ static __attribute__((noinline)) int is_meant(const struct sock_common *socket, 
 	entry->unacknowledged = BPF_CORE_READ(tcp, snd_una);
 	entry->expected = BPF_CORE_READ(tcp, rcv_nxt);
 	entry->window = BPF_CORE_READ(tcp, rcv_wnd) >> BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.rcv_wscale);
+	entry->doublings = BPF_CORE_READ((const struct inet_connection_sock *)tcp, icsk_backoff);
 	entry->seen = bpf_ktime_get_ns();
 	return 1;
 }

@@ -133,6 +133,7 @@ struct inet_sock {
 };
 
 struct inet_connection_sock {
+	__u8 icsk_backoff;
 	__u8 icsk_retransmits;
 };
 

@@ -18,9 +18,9 @@ use braid_model::{
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Keepalive, LatePlan, LateState, MovedSocket, PeerDirect,
-    Port, RedirectPolicy, Rewrite, Segment, Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters,
-    SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Hasten, Keepalive, LatePlan, LateState, MovedSocket,
+    PeerDirect, Port, RedirectPolicy, Rewrite, Segment, Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering,
+    SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -88,6 +88,8 @@ pub struct FakeSteering {
     pub firewalled: BTreeSet<IpAddr>,
     /// The segments that were sent.
     pub keepalives: Vec<Keepalive>,
+    /// Sockets that were told that their host was unreachable.
+    pub hastened: Vec<Hasten>,
     ports: Vec<Port>,
     serves_clients_only: bool,
 }
@@ -583,6 +585,7 @@ impl Steering for FakeSteering {
             home: self.home.get(ends).copied(),
             moved: Some(Time::ZERO),
             claimed: self.claimed.get(ends).copied(),
+            doublings: 2,
         };
         Ok(self.rewrites.iter().filter(|(_, rewrite)| !rewrite.arrives).map(|(ends, _)| (*ends, moved(ends))).collect())
     }
@@ -591,6 +594,10 @@ impl Steering for FakeSteering {
         self.call("read the moved flows")?;
         let arrives = |ends: &&Ends| self.rewrites.contains_key(ends) && !self.firewalled.contains(&ends.destination.ip());
         Ok(of.iter().filter(arrives).map(|ends| (*ends, Time::from_nanos(u64::MAX))).collect())
+    }
+
+    fn hasten(&mut self, sockets: &[Hasten]) {
+        self.hastened.extend(sockets);
     }
 
     fn send_keepalives(&mut self, segments: &[Keepalive]) {

@@ -542,6 +542,8 @@ pub struct MovedSocket {
     pub moved: Option<Time>,
     /// Addresses on the way, from this machine, with which somebody begins another connection. Once they were read, `None` until the next attempt.
     pub claimed: Option<Ends>,
+    /// How many times in a row its retransmission timer has doubled.
+    pub doublings: u32,
 }
 
 /// Links whose packets are bound late (`decide::late`; Yap's thesis, 2.4).
@@ -599,6 +601,17 @@ pub struct Segment {
     pub expected: u32,
     /// The window, as in the segment's header.
     pub window: u16,
+}
+
+/// A socket whose retransmission timer has doubled while its link was dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hasten {
+    /// Its addresses and ports.
+    pub own: Ends,
+    /// Sequence number of the first byte that is not acknowledged.
+    pub unacknowledged: u32,
+    /// How many times in a row the timer has doubled.
+    pub doublings: u32,
 }
 
 /// A segment of a running connection without data and with a byte number that was acknowledged: both ends of the connection ignore it (RFC 9293, 3.8.4).
@@ -752,6 +765,9 @@ pub trait Steering {
     fn moved_sockets(&mut self, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError>;
     /// When the last packet arrived with these addresses, of those that [`set_rewrites`](Self::set_rewrites) was called with for packets that arrive.
     fn arrivals(&mut self, of: &[Ends]) -> Result<BTreeMap<Ends, Time>, SteeringError>;
+    /// Tells sockets of this machine that the host at the other end was unreachable. Each time TCP takes back a doubling of its retransmission timer, and sends
+    /// again at once if the shorter time has passed (RFC 6069). What the system refuses counts as lost.
+    fn hasten(&mut self, sockets: &[Hasten]);
     /// Sends segments. What the system refuses counts as lost.
     fn send_keepalives(&mut self, segments: &[Keepalive]);
     /// Binds the packets of these links late, and of no others; `None`: of none. What waits then leaves at once.

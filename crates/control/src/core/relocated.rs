@@ -16,7 +16,7 @@ use super::gateway::allowed_links;
 use super::timeouts::RETRY;
 use crate::RequestError;
 use crate::steering::{
-    Ends, FlowRow, Keepalive, MAX_REWRITES, MovedSocket, Port, PortSide, RedirectedFlow, Rewrite, Steering, SteeringError,
+    Ends, FlowRow, Hasten, Keepalive, MAX_REWRITES, MovedSocket, Port, PortSide, RedirectedFlow, Rewrite, Steering, SteeringError,
 };
 
 /// The longest time for which a program may move a flow without asking again.
@@ -422,6 +422,7 @@ impl<S: Steering> Core<S> {
         self.relocated.flows = next;
         let applied = self.update_relocated(now);
         self.knock(now, &begin);
+        self.hasten(&begin);
         Ok(Relocation { refused, applied })
     }
 
@@ -441,6 +442,20 @@ impl<S: Steering> Core<S> {
         };
         let keepalives: Vec<Keepalive> = flows.iter().filter_map(keepalive).collect();
         self.steering.send_keepalives(&keepalives);
+    }
+
+    /// Lets flows send again by their new way at once what was lost with their old one. [`knock`](Self::knock) has just read their sockets.
+    fn hasten(&mut self, flows: &[Ends]) {
+        if flows.is_empty() {
+            return;
+        }
+        let sockets = self.steering.moved_sockets(false).unwrap_or_default();
+        let of = |own: &Ends| {
+            let socket = sockets.get(own).filter(|socket| socket.doublings > 0)?;
+            Some(Hasten { own: *own, unacknowledged: socket.segment?.unacknowledged, doublings: socket.doublings })
+        };
+        let doubled: Vec<Hasten> = flows.iter().filter_map(of).collect();
+        self.steering.hasten(&doubled);
     }
 
     /// Of these flows, those of which a packet has arrived with the addresses on the way since they were asked to have them.

@@ -124,6 +124,7 @@ fn a_flow_moves_in_three_steps_is_renewed_and_goes_home() {
     assert_eq!((order.host, order.flows.len(), order.flows[0].own), (SERVER, 1, ends));
     assert_eq!(order.flows[0].numbers.sent, id.0 as u32);
     assert_eq!(device(&mut world, &ends), Some(3 - own_link(&ends)));
+    assert_eq!(world.core.steering().hastened.last().map(|hasten| hasten.own), Some(ends));
     // Both leases are renewed as long as the flow lives.
     world.run(SECOND * 11);
     assert_eq!(agree(&mut world).flows, order.flows);

@@ -46,8 +46,8 @@ use ipnet::IpNet;
 use super::keepalive;
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Keepalive, LatePlan, LateState, MovedSocket, Port,
-    Rewrite, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Hasten, Keepalive, LatePlan, LateState, MovedSocket,
+    Port, Rewrite, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
@@ -527,6 +527,14 @@ impl Steering for BpfSteering {
 
     fn arrivals(&mut self, of: &[Ends]) -> Result<BTreeMap<Ends, Time>, SteeringError> {
         self.read_arrivals(of)
+    }
+
+    fn hasten(&mut self, sockets: &[Hasten]) {
+        for socket in sockets {
+            if let Err(error) = keepalive::hasten(socket) {
+                tracing::debug!(source = %socket.own.source, "a socket was not told that its host was unreachable: {error}");
+            }
+        }
     }
 
     fn send_keepalives(&mut self, segments: &[Keepalive]) {

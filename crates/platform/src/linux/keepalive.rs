@@ -1,9 +1,10 @@
-//! Segments without data for running TCP connections: what the kernel sends as keep-alive (RFC 9293, 3.8.4), with other addresses.
+//! Segments without data for running TCP connections: what the kernel sends as keep-alive (RFC 9293, 3.8.4), with other addresses. And the message that lets a
+//! connection send again at once after its link was dead (RFC 6069).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use braid_control::steering::Keepalive;
+use braid_control::steering::{Hasten, Keepalive};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::probe::echo::checksum;
@@ -28,6 +29,37 @@ pub(super) fn send(keepalive: &Keepalive) -> io::Result<()> {
     socket.send_to(&packet(keepalive), &SocketAddr::new(to, 0).into()).map(drop)
 }
 
+/// The most messages for one socket: without a doubling of its timer, TCP waits at least a round trip.
+const MOST: u32 = 3;
+/// Types and codes of "destination unreachable" that TCP takes for a sign of a broken way (RFC 6069, 4): ICMP, and ICMPv6.
+const UNREACHABLE: [[u8; 2]; 2] = [[3, 1], [1, 0]];
+
+/// Tells a socket of this machine that the other end was unreachable, once for each doubling of its timer.
+pub(super) fn hasten(hasten: &Hasten) -> io::Result<()> {
+    let here = SocketAddr::new(hasten.own.source.ip(), 0);
+    let protocol = if here.is_ipv4() { Protocol::ICMPV4 } else { Protocol::ICMPV6 };
+    let socket = Socket::new(Domain::for_address(here), Type::RAW, Some(protocol))?;
+    socket.set_nonblocking(true)?;
+    // From this machine to itself, so that it never leaves.
+    socket.bind(&here.into())?;
+    let message = unreachable(hasten);
+    (0..hasten.doublings.min(MOST)).try_for_each(|_| socket.send_to(&message, &here.into()).map(drop))
+}
+
+/// The message about the socket's first segment that is not acknowledged. The kernel fills in the checksum of ICMPv6.
+fn unreachable(hasten: &Hasten) -> Vec<u8> {
+    let (from, to) = (hasten.own.source, hasten.own.destination);
+    let (head, addresses) = header(from.ip(), to.ip());
+    let segment = [&from.port().to_be_bytes()[..], &to.port().to_be_bytes(), &hasten.unacknowledged.to_be_bytes()].concat();
+    let kind = UNREACHABLE[usize::from(from.is_ipv6())];
+    let mut message = [&kind[..], &[0; 6], &head, &addresses, &segment].concat();
+    if from.is_ipv4() {
+        let sum = checksum(&message);
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+    }
+    message
+}
+
 /// The packet. The kernel fills in the checksum of the IPv4 header.
 fn packet(keepalive: &Keepalive) -> Vec<u8> {
     let (from, to) = (keepalive.way.source, keepalive.way.destination);
@@ -37,19 +69,22 @@ fn packet(keepalive: &Keepalive) -> Vec<u8> {
     tcp.extend([keepalive.segment.unacknowledged.wrapping_sub(1), keepalive.segment.expected].map(u32::to_be_bytes).concat());
     tcp.extend([OFFSET, ACK]);
     tcp.extend([keepalive.segment.window, 0, 0].map(u16::to_be_bytes).concat());
-    let addresses = match (from.ip(), to.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => [from.octets(), to.octets()].concat(),
-        (IpAddr::V6(from), IpAddr::V6(to)) => [from.octets(), to.octets()].concat(),
-        // Both ends of a flow are of one family.
-        _ => Vec::new(),
-    };
+    let (head, addresses) = header(from.ip(), to.ip());
     let pseudo = [&addresses[..], &[0, TCP, 0, HEADER as u8], &tcp].concat();
     tcp[16..18].copy_from_slice(&checksum(&pseudo).to_be_bytes());
-    let head = match from.ip() {
-        IpAddr::V4(_) => vec![0x45, 0, 0, 20 + HEADER as u8, 0, 0, 0x40, 0, HOPS, TCP, 0, 0],
-        IpAddr::V6(_) => vec![0x60, 0, 0, 0, 0, HEADER as u8, TCP, HOPS],
-    };
     [head, addresses, tcp].concat()
+}
+
+/// The IP header of a TCP segment without options and data, up to its addresses, and these.
+fn header(from: IpAddr, to: IpAddr) -> (Vec<u8>, Vec<u8>) {
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            (vec![0x45, 0, 0, 20 + HEADER as u8, 0, 0, 0x40, 0, HOPS, TCP, 0, 0], [from.octets(), to.octets()].concat())
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => (vec![0x60, 0, 0, 0, 0, HEADER as u8, TCP, HOPS], [from.octets(), to.octets()].concat()),
+        // Both ends of a flow are of one family.
+        _ => (Vec::new(), Vec::new()),
+    }
 }
 
 #[cfg(test)]
@@ -58,6 +93,18 @@ mod tests {
     use braid_model::Protocol;
 
     use super::*;
+
+    #[test]
+    fn a_socket_is_told_about_its_own_segment() {
+        for (source, destination, kind) in [("10.0.1.2:5", "10.0.2.1:80", [3, 1]), ("[fd00::1]:5", "[fd00::2]:80", [1, 0])] {
+            let own = Ends { protocol: Protocol::Tcp, source: source.parse().unwrap(), destination: destination.parse().unwrap() };
+            let message = unreachable(&Hasten { own, unacknowledged: 9, doublings: 1 });
+            assert_eq!((&message[..2], &message[message.len() - 8..]), (&kind[..], &[0, 5, 0, 80, 0, 0, 0, 9][..]));
+            if own.source.is_ipv4() {
+                assert_eq!(checksum(&message), 0);
+            }
+        }
+    }
 
     #[test]
     fn the_segment_is_the_kernels_keepalive() {

@@ -78,6 +78,7 @@ impl BpfSteering {
                 known.follows = entry.follows != 0;
                 let is_there = entry.seen > 0 && Time::from_nanos(entry.seen) >= begin;
                 known.numbers = is_there.then_some(SequenceNumbers { sent: entry.sent, received: entry.received });
+                known.doublings = if is_there { entry.doublings } else { 0 };
                 // The field of a header has 16 bits.
                 let window = entry.window.try_into().unwrap_or(u16::MAX);
                 known.segment = is_there.then_some(Segment { unacknowledged: entry.unacknowledged, expected: entry.expected, window });
