@@ -109,6 +109,8 @@ struct Flow<P> {
     bytes: ByteCount,
     /// When its last packet came or left.
     active: Time,
+    /// Whether its first packet leaves before those of others.
+    is_new: bool,
     last: Option<usize>,
 }
 
@@ -118,8 +120,8 @@ pub struct LateQueue<K, P> {
     midrr: Midrr,
     flows: BTreeMap<Option<K>, Flow<P>>,
     keys: BTreeMap<FlowKey, Option<K>>,
-    /// New flows, whose first packet leaves before those of others.
-    fresh: VecDeque<Option<K>>,
+    /// New flows of each link, whose first packet leaves before those of others, and flows that were new.
+    fresh: [VecDeque<Option<K>>; MAX_LINKS],
     links: [LinkState; MAX_LINKS],
     /// When each link may take the next packet, as its rate allows.
     free: [Time; MAX_LINKS],
@@ -137,7 +139,7 @@ impl<K: Copy + Ord, P> Default for LateQueue<K, P> {
             midrr,
             flows: BTreeMap::new(),
             keys: BTreeMap::new(),
-            fresh: VecDeque::new(),
+            fresh: [const { VecDeque::new() }; MAX_LINKS],
             links: [LinkState::default(); MAX_LINKS],
             free: [Time::ZERO; MAX_LINKS],
             bytes: ByteCount::ZERO,
@@ -180,19 +182,23 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
         if !self.flows.contains_key(&key) {
             let Ok(place) = self.midrr.add_flow(weight(terms), terms.links) else { return };
             self.keys.insert(place, key);
-            let flow = Flow { key: place, terms, queue: VecDeque::new(), bytes: ByteCount::ZERO, active: Time::ZERO, last: None };
+            let flow =
+                Flow { key: place, terms, queue: VecDeque::new(), bytes: ByteCount::ZERO, active: Time::ZERO, is_new: false, last: None };
             self.flows.insert(key, flow);
         }
         let limit = self.depth(terms.links);
         let Some(flow) = self.flows.get_mut(&key) else { return };
         apply(&mut self.midrr, flow, terms);
         let is_new = flow.queue.is_empty() && (flow.active == Time::ZERO || now.since(flow.active) >= REST);
+        flow.is_new |= is_new;
         flow.active = now;
         flow.queue.push_back(Waiting { packet, size, since: now });
         flow.bytes += size;
         (self.bytes, self.packets) = (self.bytes + size, self.packets + 1);
         if is_new {
-            self.fresh.push_back(key);
+            for slot in terms.links.iter().filter(|slot| self.links.get(*slot).is_some_and(|link| link.is_up)) {
+                self.fresh[slot].push_back(key);
+            }
         }
         // From the head: the sender learns about the loss soonest.
         while flow.bytes > limit && flow.queue.len() > 1 {
@@ -203,10 +209,8 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
             }
         }
         let _ = self.midrr.set_head(flow.key, flow.queue.front().map(|first| first.size));
-        while self.bytes > MAX_BYTES {
-            let Some(longest) = self.flows.iter().max_by_key(|(_, flow)| flow.bytes).map(|(key, _)| *key) else { return };
-            self.totals.dropped += 1;
-            self.take(&longest);
+        if self.bytes > MAX_BYTES {
+            self.shed();
         }
     }
 
@@ -260,18 +264,30 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
         ByteCount::new(most).clamp(LEAST, MOST)
     }
 
+    /// Drops half of what waits for the flow with the most bytes (RFC 8290, 4.1: more than one packet, since the search takes a while).
+    fn shed(&mut self) {
+        let Some((key, flow)) = self.flows.iter().max_by_key(|(_, flow)| flow.bytes) else { return };
+        let (key, count) = (*key, flow.queue.len().div_ceil(2));
+        for _ in 0..count {
+            self.totals.dropped += u64::from(self.take(&key).is_some());
+        }
+    }
+
     /// A new flow that may use this link.
     fn first_fresh(&mut self, slot: usize) -> Option<Option<K>> {
-        let flows = &self.flows;
-        self.fresh.retain(|key| flows.get(key).is_some_and(|flow| !flow.queue.is_empty()));
-        let place = self.fresh.iter().position(|key| flows.get(key).is_some_and(|flow| flow.terms.links.contains(slot)))?;
-        self.fresh.remove(place)
+        loop {
+            let key = self.fresh.get_mut(slot)?.pop_front()?;
+            if self.flows.get(&key).is_some_and(|flow| flow.is_new && flow.terms.links.contains(slot)) {
+                return Some(key);
+            }
+        }
     }
 
     /// Removes the first packet of a flow.
     fn take(&mut self, key: &Option<K>) -> Option<Waiting<P>> {
         let flow = self.flows.get_mut(key)?;
         let first = flow.queue.pop_front()?;
+        flow.is_new = false;
         flow.bytes = flow.bytes.saturating_sub(first.size);
         (self.bytes, self.packets) = (self.bytes.saturating_sub(first.size), self.packets - 1);
         let _ = self.midrr.set_head(flow.key, flow.queue.front().map(|next| next.size));

@@ -120,6 +120,7 @@ impl Drop for LateForwarder {
 /// A frame that waits.
 struct Frame {
     bytes: Box<[u8]>,
+    ends: Ends,
     /// Whether it came by the device of moved flows.
     moved: bool,
 }
@@ -182,8 +183,8 @@ impl Forwarder {
         self.read(bpf::now());
         for slot in self.links.keys().copied().collect::<Vec<_>>() {
             self.queue.set_link(slot, LinkState { rate: None, ..self.links.get(&slot).map(|link| link.state).unwrap_or_default() });
-            while let Some((_, frame)) = self.queue.next(bpf::now(), slot) {
-                let _ = self.send(slot, &frame);
+            while let Some((_, mut frame)) = self.queue.next(bpf::now(), slot) {
+                let _ = self.send(slot, &mut frame);
             }
         }
     }
@@ -256,7 +257,7 @@ impl Forwarder {
                 None => continue,
             };
             let terms = self.terms(&ends, links);
-            self.queue.push(now, ends, terms, ByteCount::new(size as u64), Frame { bytes: frame.into(), moved });
+            self.queue.push(now, ends, terms, ByteCount::new(size as u64), Frame { bytes: frame.into(), ends, moved });
         }
         true
     }
@@ -296,8 +297,8 @@ impl Forwarder {
                 link.full_until = Some(now + if self.below > 1 { RETRY } else { SOON });
                 return link.full_until;
             }
-            let Some((ends, frame)) = self.queue.next(now, slot) else { return self.queue.poll_timeout(now, slot) };
-            match self.send(slot, &frame) {
+            let Some((ends, mut frame)) = self.queue.next(now, slot) else { return self.queue.poll_timeout(now, slot) };
+            match self.send(slot, &mut frame) {
                 Ok(()) => {}
                 // It would never leave: the link's MTU has changed, for example.
                 Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {}
@@ -313,19 +314,17 @@ impl Forwarder {
     }
 
     /// Hands a frame to the device of its link, or of moved flows.
-    fn send(&mut self, slot: usize, frame: &Frame) -> io::Result<()> {
+    fn send(&mut self, slot: usize, frame: &mut Frame) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotConnected);
-        let ends = ends_of(&frame.bytes).map(|(ends, _)| ends);
-        let is_moved = frame.moved || ends.is_some_and(|ends| self.flows.get(&ends).is_some_and(|flow| flow.moved.is_some()));
+        let is_moved = frame.moved || self.flows.get(&frame.ends).is_some_and(|flow| flow.moved.is_some());
         let link = self.links.get(&slot).ok_or_else(gone)?;
         // Without carrier the kernel takes packets and drops them (thesis, 2.4.2), and says that all went well.
         if !link.socket.as_ref().is_some_and(|socket| socket::is_running(socket.as_fd(), &link.name).unwrap_or(false)) {
             return Err(gone());
         }
         let socket = if is_moved { &link.departures } else { &link.socket };
-        let mut bytes = frame.bytes.clone();
-        bytes[6..12].copy_from_slice(&link.mac);
-        socket.as_ref().ok_or_else(gone)?.send(&bytes).map(drop)
+        frame.bytes[6..12].copy_from_slice(&link.mac);
+        socket.as_ref().ok_or_else(gone)?.send(&frame.bytes).map(drop)
     }
 
     fn wait(&mut self, due: Option<Time>) {
