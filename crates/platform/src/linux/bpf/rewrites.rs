@@ -13,6 +13,8 @@ use super::{BpfSteering, failed, iterate};
 use crate::linux::sys::{abi, bpf as sys};
 
 const ACTION: &str = "rewrite moved flows";
+/// How long a fresh look at the sockets waits for an earlier one.
+const FRESH: Duration = Duration::from_millis(60);
 /// How long the end of all moves waits for sockets that a program keeps locked.
 const RELEASE: Duration = Duration::from_secs(2);
 
@@ -56,6 +58,12 @@ impl BpfSteering {
         // Also a run that did not end in time may have ended since.
         self.departs |= fresh;
         self.depart()?;
+        // An earlier run may just be ending, and a flow would count as gone.
+        let limit = Instant::now() + FRESH;
+        while fresh && self.departs && self.departer.as_ref().is_ok_and(|departer| !departer.is_stuck()) && Instant::now() < limit {
+            thread::sleep(Duration::from_millis(2));
+            self.depart()?;
+        }
         let mut map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
         let mut moved: BTreeMap<Ends, MovedSocket> = BTreeMap::new();
         for (ends, rewrite) in &self.rewrites {
