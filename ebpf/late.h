@@ -15,6 +15,13 @@
 /* Where the packets go. The daemon's thread that sends them keeps the heartbeat: a thread that hangs delays nothing for longer than BRAID_LATE_NS. */
 MAP(late, BPF_MAP_TYPE_ARRAY, __u32, struct braid_late, 1, 0);
 
+/* The hardware addresses of the links whose packets wait, by index. A frame with another source is that of a guest or of a virtual router, and does not wait. */
+struct hardware {
+	__u8 address[6];
+	__u8 pad[2];
+};
+MAP(late_links, BPF_MAP_TYPE_HASH, __u32, struct hardware, 64, 0);
+
 /* Whether the packet has waited already: the daemon sends it now. */
 BRAID_INLINE _Bool has_waited(const struct __sk_buff *skb)
 {

@@ -170,6 +170,41 @@ fn every_byte_arrives_and_nothing_is_left() {
 }
 
 #[test]
+fn whoever_removes_its_device_takes_no_network_with_it() {
+    if !able() {
+        return;
+    }
+    let lab = lab(1);
+    let _echo = serve(&lab);
+    let up = Up::start(&lab, "late = true\n");
+    let (mut stream, _) = open(&lab, remote(10, MIRROR));
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    eventually("packets are bound late", || late(&up)["links"].as_array().is_some_and(|links| links.len() == 1));
+    exchange(&mut stream, 1, 100_000);
+    client(&lab, "ip link set braid-late down");
+    exchange(&mut stream, 2, 100_000);
+    client(&lab, "ip link set braid-late up");
+    exchange(&mut stream, 3, 100_000);
+    client(&lab, "ip link del braid-late");
+    exchange(&mut stream, 4, 100_000);
+    eventually("it is there again", || client(&lab, "ip link show").contains("braid-late"));
+    exchange(&mut stream, 5, 100_000);
+    // A rule of the user that drops some packets delays no others.
+    client(&lab, "nft add table netdev t");
+    client(&lab, "nft add chain netdev t out { type filter hook egress device wlan0 priority 0; }");
+    client(&lab, "nft add rule netdev t out udp dport 9999 drop");
+    let socket = lab.client().run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    (0..200).for_each(|_| drop(socket.send_to(&[1; 100], remote(10, 9999))));
+    exchange(&mut stream, 6, 300_000);
+    // A link that is not usable keeps what it is, and its probes.
+    lab.dark(0).unwrap();
+    eventually("the link is dead", || up.state("wlan0") != "up");
+    lab.bright(0).unwrap();
+    eventually("the link works again", || up.state("wlan0") == "up");
+    exchange(&mut stream, 7, 100_000);
+}
+
+#[test]
 fn what_has_not_left_goes_over_another_link() {
     if !able() {
         return;
@@ -186,6 +221,8 @@ fn what_has_not_left_goes_over_another_link() {
     let server: SocketAddr = remote(10, MIRROR);
     let (mut stream, from) = open(&lab, server);
     stream.set_read_timeout(Some(LIMIT)).unwrap();
+    // It fills its queue, so that much waits when the link dies.
+    socket2::SockRef::from(&stream).set_tcp_congestion(b"cubic").unwrap();
     exchange(&mut stream, 1, 10_000);
     eventually("the flow can move", || {
         let id = up.flows().into_iter().find(|flow| flow["remote"] == server.to_string()).unwrap_or_default()["id"].to_string();
@@ -193,7 +230,7 @@ fn what_has_not_left_goes_over_another_link() {
     });
     let mut copy = stream.try_clone().unwrap();
     let running = thread::spawn(move || exchange(&mut copy, 2, 3_000_000));
-    eventually("packets wait", || late(&up)["packets"].as_u64() > Some(10));
+    eventually("packets wait", || late(&up)["packets"].as_u64() > Some(40));
     lab.carrier(from, false).unwrap();
     eventually("packets got another link", || late(&up)["rebound"].as_u64() > Some(0));
     running.join().unwrap();

@@ -88,17 +88,21 @@ pub struct Totals {
     pub bound: u64,
     /// Packets that were dropped because too many waited.
     pub dropped: u64,
-    /// Packets that were dropped because no link took them in time.
+    /// Packets that were dropped because no link took them in time, or the system refused them.
     pub expired: u64,
     /// Packets that got another link than the flow's last one.
     pub rebound: u64,
 }
 
-#[derive(Debug)]
-struct Waiting<P> {
-    packet: P,
-    size: ByteCount,
-    since: Time,
+/// A packet that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting<P> {
+    /// The packet.
+    pub packet: P,
+    /// Its size.
+    pub size: ByteCount,
+    /// Since when it waits.
+    pub since: Time,
 }
 
 #[derive(Debug)]
@@ -114,14 +118,14 @@ struct Flow<P> {
     last: Option<usize>,
 }
 
-/// The queues. `K` identifies a flow; `None` is the queue that further ones share.
+/// The queues. `K` identifies a flow, or the queue that further ones share.
 #[derive(Debug)]
 pub struct LateQueue<K, P> {
     midrr: Midrr,
-    flows: BTreeMap<Option<K>, Flow<P>>,
-    keys: BTreeMap<FlowKey, Option<K>>,
+    flows: BTreeMap<K, Flow<P>>,
+    keys: BTreeMap<FlowKey, K>,
     /// New flows of each link, whose first packet leaves before those of others, and flows that were new.
-    fresh: [VecDeque<Option<K>>; MAX_LINKS],
+    fresh: [VecDeque<K>; MAX_LINKS],
     links: [LinkState; MAX_LINKS],
     /// When each link may take the next packet, as its rate allows.
     free: [Time; MAX_LINKS],
@@ -155,6 +159,9 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
     pub fn set_link(&mut self, slot: usize, state: LinkState) {
         if let Some(link) = self.links.get_mut(slot) {
             *link = state;
+            if !state.is_up {
+                self.fresh[slot].clear();
+            }
         }
     }
 
@@ -168,17 +175,23 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
         (self.packets, self.bytes)
     }
 
-    /// Changes where the waiting packets of a flow may go. Does nothing if none wait.
-    pub fn bind(&mut self, key: K, terms: Terms) {
-        if let Some(flow) = self.flows.get_mut(&Some(key)) {
-            apply(&mut self.midrr, flow, terms);
+    /// Changes where the waiting packets of all flows may go.
+    pub fn bind(&mut self, terms: impl Fn(&K) -> Terms) {
+        for (key, flow) in &mut self.flows {
+            apply(&mut self.midrr, flow, terms(key));
         }
     }
 
-    /// Takes a packet of `size` bytes.
-    pub fn push(&mut self, now: Time, key: K, terms: Terms, size: ByteCount, packet: P) {
-        self.tidy(now);
-        let key = Some(key).filter(|key| self.flows.len() < MAX_FLOWS || self.flows.contains_key(&Some(*key)));
+    /// Counts a packet as lost that [`next`](Self::next) returned.
+    pub fn lose(&mut self) {
+        self.totals.bound = self.totals.bound.saturating_sub(1);
+        self.totals.expired += 1;
+    }
+
+    /// Takes a packet of `size` bytes. If there are too many flows it joins those of the key `rest`.
+    pub fn push(&mut self, now: Time, [key, rest]: [K; 2], terms: Terms, size: ByteCount, packet: P) {
+        let is_known = self.flows.len() < MAX_FLOWS || self.flows.contains_key(&key);
+        let key = if is_known { key } else { rest };
         if !self.flows.contains_key(&key) {
             let Ok(place) = self.midrr.add_flow(weight(terms), terms.links) else { return };
             self.keys.insert(place, key);
@@ -215,7 +228,7 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
     }
 
     /// The packet that the link in `slot` is to send now, and its flow.
-    pub fn next(&mut self, now: Time, slot: usize) -> Option<(Option<K>, P)> {
+    pub fn next(&mut self, now: Time, slot: usize) -> Option<(K, Waiting<P>)> {
         let link = *self.links.get(slot).filter(|link| link.is_up)?;
         if self.free[slot] > now {
             return None;
@@ -237,15 +250,16 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
                 let from = self.free[slot].max(Time::from_nanos(now.as_nanos().saturating_sub(BURST.as_nanos() as u64)));
                 self.free[slot] = from + pace.time_for(waiting.size);
             }
-            return Some((key, waiting.packet));
+            return Some((key, waiting));
         }
     }
 
     /// Takes a packet back that the device of its link did not take. It stays the first of its flow.
-    pub fn put_back(&mut self, now: Time, key: Option<K>, size: ByteCount, packet: P) {
+    pub fn put_back(&mut self, key: K, waiting: Waiting<P>) {
         self.totals.bound = self.totals.bound.saturating_sub(1);
         let Some(flow) = self.flows.get_mut(&key) else { return };
-        flow.queue.push_front(Waiting { packet, size, since: now });
+        let size = waiting.size;
+        flow.queue.push_front(waiting);
         flow.bytes += size;
         (self.bytes, self.packets) = (self.bytes + size, self.packets + 1);
         let _ = self.midrr.set_head(flow.key, Some(size));
@@ -274,7 +288,7 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
     }
 
     /// A new flow that may use this link.
-    fn first_fresh(&mut self, slot: usize) -> Option<Option<K>> {
+    fn first_fresh(&mut self, slot: usize) -> Option<K> {
         loop {
             let key = self.fresh.get_mut(slot)?.pop_front()?;
             if self.flows.get(&key).is_some_and(|flow| flow.is_new && flow.terms.links.contains(slot)) {
@@ -284,7 +298,7 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
     }
 
     /// Removes the first packet of a flow.
-    fn take(&mut self, key: &Option<K>) -> Option<Waiting<P>> {
+    fn take(&mut self, key: &K) -> Option<Waiting<P>> {
         let flow = self.flows.get_mut(key)?;
         let first = flow.queue.pop_front()?;
         flow.is_new = false;
@@ -294,13 +308,13 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
         Some(first)
     }
 
-    /// Forgets flows that have sent nothing for a while, and packets that nothing takes.
-    fn tidy(&mut self, now: Time) {
+    /// Forgets flows that have sent nothing for a while, and packets that nothing takes. Call it several times a second.
+    pub fn tidy(&mut self, now: Time) {
         if now.since(self.tidied) < MAX_WAIT {
             return;
         }
         self.tidied = now;
-        let late: Vec<Option<K>> = self.flows.iter().filter(|(_, flow)| is_over(flow, now)).map(|(key, _)| *key).collect();
+        let late: Vec<K> = self.flows.iter().filter(|(_, flow)| is_over(flow, now)).map(|(key, _)| *key).collect();
         for key in late {
             while self.flows.get(&key).is_some_and(|flow| is_over(flow, now)) && self.take(&key).is_some() {
                 self.totals.expired += 1;
@@ -362,6 +376,10 @@ mod tests {
         queue
     }
 
+    fn next(queue: &mut LateQueue<u32, u32>, now: Time, slot: usize) -> Option<(u32, u32)> {
+        queue.next(now, slot).map(|(key, waiting)| (key, waiting.packet))
+    }
+
     fn at(millis: u64) -> Time {
         Time::from_millis(1_000_000 + millis)
     }
@@ -372,9 +390,9 @@ mod tests {
         let mut sent = [0; 2];
         for round in 0..300 {
             for flow in 0..2 {
-                queue.push(at(round), flow, Terms { links: A, weight: 1.0 + f64::from(flow) }, FULL, flow);
+                queue.push(at(round), [flow; 2], Terms { links: A, weight: 1.0 + f64::from(flow) }, FULL, flow);
             }
-            if let Some((_, flow)) = queue.next(at(round), 0) {
+            if let Some((flow, _)) = queue.next(at(round), 0) {
                 sent[flow as usize] += 1;
             }
         }
@@ -385,7 +403,7 @@ mod tests {
     fn a_link_gets_what_its_rate_allows_and_no_more() {
         // 5 Mbit/s is a full packet each 2.42 ms.
         let mut queue = queue(1, Some(Rate::from_mbps(5)));
-        (0..60).for_each(|packet| queue.push(at(0), 1, over(A), FULL, packet));
+        (0..60).for_each(|packet| queue.push(at(0), [1; 2], over(A), FULL, packet));
         let mut times = Vec::new();
         let mut now = at(0);
         while times.len() < 50 {
@@ -402,28 +420,28 @@ mod tests {
     #[test]
     fn an_urgent_packet_passes_those_that_wait() {
         let mut queue = queue(1, None);
-        (0..50).for_each(|packet| queue.push(at(0), 1, over(A), FULL, packet));
-        assert_eq!(queue.next(at(0), 0), Some((Some(1), 0)));
-        queue.push(at(1), 2, over(A), ByteCount::new(100), 1000);
-        assert_eq!(queue.next(at(1), 0), Some((Some(2), 1000)));
+        (0..50).for_each(|packet| queue.push(at(0), [1; 2], over(A), FULL, packet));
+        assert_eq!(next(&mut queue, at(0), 0), Some((1, 0)));
+        queue.push(at(1), [2; 2], over(A), ByteCount::new(100), 1000);
+        assert_eq!(next(&mut queue, at(1), 0), Some((2, 1000)));
         // A flow that always has packets is not new.
-        queue.push(at(2), 2, over(A), FULL, 1001);
-        let next: Vec<_> = (0..3).filter_map(|_| queue.next(at(2), 0)).map(|(_, packet)| packet).collect();
+        queue.push(at(2), [2; 2], over(A), FULL, 1001);
+        let next: Vec<_> = (0..3).filter_map(|_| next(&mut queue, at(2), 0)).map(|(_, packet)| packet).collect();
         assert!(next.contains(&1) && next.contains(&1001), "{next:?}");
     }
 
     #[test]
     fn what_has_not_left_goes_over_another_link_when_its_own_dies() {
         let mut queue = queue(2, None);
-        (0..10).for_each(|packet| queue.push(at(0), 1, over(A), FULL, packet));
+        (0..10).for_each(|packet| queue.push(at(0), [1; 2], over(A), FULL, packet));
         for packet in 0..4 {
-            assert_eq!(queue.next(at(0), 0), Some((Some(1), packet)));
+            assert_eq!(next(&mut queue, at(0), 0), Some((1, packet)));
         }
         queue.set_link(0, LinkState::default());
-        assert_eq!((queue.next(at(1), 0), queue.next(at(1), 1)), (None, None));
-        queue.bind(1, over(B));
+        assert_eq!((next(&mut queue, at(1), 0), next(&mut queue, at(1), 1)), (None, None));
+        queue.bind(|_| over(B));
         for packet in 4..10 {
-            assert_eq!(queue.next(at(1), 1), Some((Some(1), packet)), "in the same order");
+            assert_eq!(next(&mut queue, at(1), 1), Some((1, packet)), "in the same order");
         }
         assert_eq!(queue.totals(), Totals { bound: 10, rebound: 1, ..Totals::default() });
         assert_eq!(queue.waiting(), (0, ByteCount::ZERO));
@@ -432,33 +450,46 @@ mod tests {
     #[test]
     fn a_packet_that_the_device_refuses_stays_the_first() {
         let mut queue = queue(2, None);
-        (0..3).for_each(|packet| queue.push(at(0), 1, over(LinkSet(3)), FULL, packet));
-        let (key, packet) = queue.next(at(0), 0).unwrap();
-        queue.put_back(at(0), key, FULL, packet);
-        let order: Vec<_> = (0..3).filter_map(|_| queue.next(at(1), 1)).map(|(_, packet)| packet).collect();
+        (0..3).for_each(|packet| queue.push(at(0), [1; 2], over(LinkSet(3)), FULL, packet));
+        let (key, waiting) = queue.next(at(0), 0).unwrap();
+        queue.put_back(key, waiting);
+        let order: Vec<_> = (0..3).filter_map(|_| next(&mut queue, at(1), 1)).map(|(_, packet)| packet).collect();
         assert_eq!(order, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_packet_that_nothing_takes_does_not_stay_the_first_for_ever() {
+        let mut queue = queue(1, None);
+        (0..2).for_each(|packet| queue.push(at(0), [1; 2], over(A), FULL, packet));
+        for now in (0..3000).map(at) {
+            let Some((key, waiting)) = queue.next(now, 0) else { break };
+            queue.put_back(key, waiting);
+        }
+        assert_eq!((queue.waiting().0, queue.totals().expired), (0, 2));
     }
 
     #[test]
     fn no_flow_fills_the_queue_for_others_and_nothing_waits_for_ever() {
         let mut queue = queue(1, Some(Rate::from_mbps(8)));
         // 8 Mbit/s in 100 ms are 100,000 bytes.
-        (0..1000).for_each(|packet| queue.push(at(0), 1, over(A), FULL, packet));
+        (0..1000).for_each(|packet| queue.push(at(0), [1; 2], over(A), FULL, packet));
         let (packets, bytes) = queue.waiting();
         assert_eq!((packets, bytes), (66, ByteCount::new(66 * 1514)));
-        assert_eq!(queue.next(at(0), 0), Some((Some(1), 934)), "the oldest are dropped");
+        assert_eq!(next(&mut queue, at(0), 0), Some((1, 934)), "the oldest are dropped");
         queue.set_link(0, LinkState::default());
-        queue.push(at(3000), 2, over(B), FULL, 2000);
+        queue.tidy(at(3000));
+        queue.push(at(3000), [2; 2], over(B), FULL, 2000);
         assert_eq!(queue.waiting().0, 1, "the others have waited too long");
         assert_eq!(queue.totals().expired, 65);
-        queue.push(at(60_000), 3, over(B), FULL, 2001);
+        queue.tidy(at(60_000));
+        queue.push(at(60_000), [3; 2], over(B), FULL, 2001);
         assert_eq!((queue.flows.len(), queue.keys.len()), (1, 1), "flows without packets are forgotten");
     }
 
     #[test]
     fn more_flows_than_there_is_room_for_share_a_queue() {
         let mut queue = queue(1, None);
-        (0..10_000).for_each(|flow| queue.push(at(0), flow, over(A), FULL, flow));
+        (0..10_000).for_each(|flow| queue.push(at(0), [flow, u32::MAX], over(A), FULL, flow));
         assert_eq!(queue.flows.len(), MAX_FLOWS + 1);
         let mut seen = 0;
         while queue.next(at(0), 0).is_some() {
@@ -475,7 +506,7 @@ mod tests {
             queue.set_link(0, LinkState { is_up: true, rate: Some(Rate::from_mbps(10)), is_fixed });
             let mut moved = 0;
             for now in (0..10_000).map(at) {
-                (0..3).for_each(|packet| queue.push(now, 1, over(A), FULL, packet));
+                (0..3).for_each(|packet| queue.push(now, [1; 2], over(A), FULL, packet));
                 while queue.next(now, 0).is_some() {
                     moved += 1514 * 8;
                 }

@@ -30,7 +30,9 @@ impl<S: Steering> Core<S> {
     /// Binds packets late, or no longer.
     pub(super) fn follow_late(&mut self, now: Time) -> Result<(), SteeringError> {
         let plan = self.in_force.late.and_then(|wanted| self.late_plan(now, wanted));
-        if plan == self.late.plan && (self.late.trouble.is_none() || now.since(self.late.tried) < RETRY) {
+        // Somebody may have removed its device.
+        let works = self.late.trouble.is_none() && (plan.is_none() || self.steering.late_state().is_some());
+        if plan == self.late.plan && (works || now.since(self.late.tried) < RETRY) {
             return Ok(());
         }
         self.late.tried = now;
@@ -69,22 +71,24 @@ impl<S: Steering> Core<S> {
 
     fn late_plan(&self, now: Time, wanted: LateBinding) -> Option<LatePlan> {
         let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
+        let known = |slot| self.late.plan.as_ref().and_then(|plan| plan.links.get(&slot)?.state.rate);
         let link = |(_, link): (_, &Link)| {
             let facts = &link.facts;
-            // What the queue sends has Ethernet headers.
-            let mac = facts.mac.filter(|_| link.refused.is_none())?;
+            // What the queue sends has Ethernet headers. Probes and address assignment of links that are not usable must not wait until they are.
+            let mac = facts.mac.filter(|_| link.refused.is_none() && usable.contains(link.slot))?;
             let estimate = link.estimate(Direction::Up, now);
-            let state = LinkState {
-                is_up: usable.contains(link.slot),
-                rate: estimate.is_known().then_some(estimate.rate),
-                is_fixed: link.capacity.up.is_fixed(),
-            };
+            let rate = estimate.is_known().then_some(estimate.rate);
+            // Small changes are not worth another plan.
+            let is_near = |old: &Rate| rate.is_some_and(|new| new.bps().abs_diff(old.bps()) * 50 < old.bps());
+            let rate = known(link.slot).filter(is_near).or(rate);
+            let state = LinkState { is_up: true, rate, is_fixed: link.capacity.up.is_fixed() };
             Some((link.slot, LateLink { index: facts.index, name: facts.name.clone(), mac, state }))
         };
         let links: BTreeMap<usize, LateLink> = self.links.iter().filter_map(link).collect();
         let rates = self.links.values().map(|link| link.estimate(Direction::Up, now).rate);
         let limit = wanted.up_to.scale(if self.late.plan.is_some() { MARGIN } else { 1.0 });
-        if links.is_empty() || rates.fold(Rate::ZERO, |sum, rate| sum + rate) > limit {
+        // What waits stays while no link is usable.
+        if links.is_empty() && self.late.plan.is_none() || rates.fold(Rate::ZERO, |sum, rate| sum + rate) > limit {
             return None;
         }
         let departure = self.departure().map(|device| device.index);
@@ -93,7 +97,7 @@ impl<S: Steering> Core<S> {
 
     /// Flows of this machine's programs that have a weight, or leave over another link than that of their socket.
     fn late_flows(&self) -> BTreeMap<Ends, LateFlow> {
-        let weighted = self.config.policy.apps.iter().any(|rule| rule.preference().weight != Preference::default().weight);
+        let weighted = self.in_force.apps.iter().any(|rule| rule.preference().weight != Preference::default().weight);
         let rows = self.flows.iter().map(|living| &living.row).filter(|row| weighted && !row.forwarded);
         let weights = rows.map(|row| (Ends::of(row), LateFlow { weight: self.weight_of(row), moved: None }));
         let mut flows: BTreeMap<Ends, LateFlow> = weights.filter(|(_, flow)| flow.weight != 1.0).collect();

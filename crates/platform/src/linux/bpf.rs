@@ -538,11 +538,7 @@ impl Steering for BpfSteering {
     }
 
     fn send_keepalives(&mut self, segments: &[Keepalive]) {
-        for segment in segments {
-            if let Err(error) = keepalive::send(segment) {
-                tracing::debug!(source = %segment.way.source, destination = %segment.way.destination, "a segment was not sent: {error}");
-            }
-        }
+        keepalive::send(segments);
     }
 
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {

@@ -1,6 +1,7 @@
 //! Segments without data for running TCP connections: what the kernel sends as keep-alive (RFC 9293, 3.8.4), with other addresses. And the message that lets a
 //! connection send again at once after its link was dead (RFC 6069).
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,14 +20,30 @@ const HOPS: u8 = 64;
 const OFFSET: u8 = (HEADER as u8 / 4) << 4;
 const ACK: u8 = 0x10;
 
-/// Sends the segment.
-pub(super) fn send(keepalive: &Keepalive) -> io::Result<()> {
-    let to = keepalive.way.destination.ip();
+/// Sends segments. What the system refuses counts as lost.
+pub(super) fn send(keepalives: &[Keepalive]) {
+    let way = |keepalive: &Keepalive| (keepalive.device.clone(), keepalive.mark, keepalive.way.destination.is_ipv4());
+    let mut sockets = BTreeMap::new();
+    for keepalive in keepalives {
+        let socket = sockets.entry(way(keepalive)).or_insert_with(|| open(keepalive));
+        let to = SocketAddr::new(keepalive.way.destination.ip(), 0).into();
+        let sent = socket
+            .as_ref()
+            .map_err(ToString::to_string)
+            .and_then(|socket| socket.send_to(&packet(keepalive), &to).map_err(|error| error.to_string()));
+        if let Err(error) = sent {
+            tracing::debug!(source = %keepalive.way.source, destination = %keepalive.way.destination, "a segment was not sent: {error}");
+        }
+    }
+}
+
+/// A socket for segments that leave as this one does.
+fn open(keepalive: &Keepalive) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(keepalive.way.destination), Type::RAW, Some(Protocol::from(RAW)))?;
     socket.bind_device(Some(keepalive.device.as_bytes()))?;
     socket.set_mark(keepalive.mark)?;
     socket.set_nonblocking(true)?;
-    socket.send_to(&packet(keepalive), &SocketAddr::new(to, 0).into()).map(drop)
+    Ok(socket)
 }
 
 /// The most messages for one socket: without a doubling of its timer, TCP waits at least a round trip.

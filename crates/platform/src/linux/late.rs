@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,8 +36,11 @@ const BATCH: usize = 64;
 const HEARTBEAT: Duration = Duration::from_millis(100);
 /// A device that took no frame is tried again after this time at the latest.
 const RETRY: Duration = Duration::from_millis(2);
-/// The same, if a single packet may be below the binding point: the smallest buffer of a socket has room for two, so that it does not say when that one is gone.
+/// The same, if no socket says when the device can take more: frames of moved flows are below too, or a single frame may be, and the smallest buffer of a socket
+/// has room for two.
 const SOON: Duration = Duration::from_micros(200);
+/// Room of a socket for what waits when late binding ends, in bytes.
+const ROOM_AT_END: usize = 4 << 20;
 /// A link whose device let frames wait within this time needs no rate: it says when it can take more.
 const SLOW_DEVICE: Duration = Duration::from_secs(1);
 /// What the source address of a frame begins with (`wait_for_link` in `ebpf/late.h`).
@@ -82,6 +85,7 @@ impl LateForwarder {
             woken,
             shared: shared.clone(),
             beat,
+            control: UdpSocket::bind("127.0.0.1:0")?,
             queue: LateQueue::default(),
             below: plan.below,
             slots: BTreeMap::new(),
@@ -101,9 +105,10 @@ impl LateForwarder {
         let _ = self.wake.write(&[0]);
     }
 
-    /// What waits, and what became of packets.
-    pub fn state(&self) -> LateState {
-        *self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What waits, and what became of packets; `None` once the thread has ended, because somebody has removed its device.
+    pub fn state(&self) -> Option<LateState> {
+        let lives = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
+        lives.then(|| *self.shared.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -116,6 +121,10 @@ impl Drop for LateForwarder {
         }
     }
 }
+
+/// A flow, or all further ones if there are too many, and the index of the link by which its packets come; 0: the device of moved flows. The same addresses may
+/// be in use on two links.
+type Key = (Option<Ends>, u32);
 
 /// A frame that waits.
 struct Frame {
@@ -131,15 +140,22 @@ struct Link {
     name: String,
     mac: [u8; 6],
     state: LinkState,
-    /// What sends over it, and over the device of moved flows, which leads there. `None`: it cannot be opened now.
+    /// What sends over it, and over the device of moved flows, which leads there, with the device's index. `None`: it cannot be opened now.
     socket: Option<Socket>,
-    departures: Option<Socket>,
+    departures: Option<(LinkIndex, Socket)>,
     /// When the device last let frames wait.
     waited: Option<Time>,
-    /// It takes no frame now, until its socket says so or this time.
-    full_until: Option<Time>,
+    /// Whether it takes no frame now, and whether `socket` says when it does.
+    is_full: bool,
+    tells: bool,
     /// It refused a frame, and is tried again at this time.
     retry_at: Option<Time>,
+}
+
+impl Link {
+    fn sockets(&self) -> impl Iterator<Item = &Socket> {
+        self.socket.iter().chain(self.departures.as_ref().map(|(_, socket)| socket))
+    }
 }
 
 struct Forwarder {
@@ -148,7 +164,9 @@ struct Forwarder {
     woken: PipeReader,
     shared: Arc<Shared>,
     beat: Beat,
-    queue: LateQueue<Ends, Frame>,
+    /// For questions about devices.
+    control: UdpSocket,
+    queue: LateQueue<Key, Frame>,
     below: u32,
     /// Slots by the index of their link.
     slots: BTreeMap<u32, usize>,
@@ -163,14 +181,17 @@ impl Forwarder {
         while !self.shared.ends.load(Ordering::Relaxed) {
             let now = bpf::now();
             if now.since(self.beaten) >= HEARTBEAT {
-                (self.beat)(Some((self.index, now)));
+                // What is sent to a device that is off is lost.
+                let is_on = socket::is_running(self.control.as_fd(), LATE_DEVICE).unwrap_or(false);
+                (self.beat)(is_on.then_some((self.index, now)));
                 self.beaten = now;
+                self.queue.tidy(now);
             }
             let plan = self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(plan) = plan {
                 self.follow(plan);
             }
-            let more = self.read(now);
+            let Ok(more) = self.read(now) else { break };
             let due = self.serve(bpf::now());
             let (packets, bytes) = self.queue.waiting();
             *self.shared.state.lock().unwrap_or_else(PoisonError::into_inner) = LateState { packets, bytes, totals: self.queue.totals() };
@@ -180,11 +201,14 @@ impl Forwarder {
         }
         // From now on packets leave as without late binding. What waits leaves first.
         (self.beat)(None);
-        self.read(bpf::now());
+        while let Ok(true) = self.read(bpf::now()) {}
         for slot in self.links.keys().copied().collect::<Vec<_>>() {
-            self.queue.set_link(slot, LinkState { rate: None, ..self.links.get(&slot).map(|link| link.state).unwrap_or_default() });
-            while let Some((_, mut frame)) = self.queue.next(bpf::now(), slot) {
-                let _ = self.send(slot, &mut frame);
+            if let Some(link) = self.links.get(&slot) {
+                self.queue.set_link(slot, LinkState { rate: None, ..link.state });
+                link.sockets().for_each(|socket| drop(socket.set_send_buffer_size(ROOM_AT_END)));
+            }
+            while let Some((_, mut waiting)) = self.queue.next(bpf::now(), slot) {
+                let _ = self.send(slot, &mut waiting.packet);
             }
         }
     }
@@ -208,58 +232,53 @@ impl Forwarder {
                 socket: None,
                 departures: None,
                 waited: None,
-                full_until: None,
+                is_full: false,
+                tells: false,
                 retry_at: None,
             });
             let mut link = Link { name: wanted.name, mac: wanted.mac.0, state: wanted.state, ..known };
             link.socket = link.socket.or_else(|| self.open(wanted.index));
-            link.departures = plan.departure.and_then(|device| link.departures.or_else(|| self.open(device)));
+            link.departures = plan.departure.and_then(|device| {
+                let known = link.departures.filter(|(index, _)| *index == device);
+                known.or_else(|| Some((device, self.open(device)?)))
+            });
+            // The kernel doubles it, and the socket is writable while half of that is free.
+            let room = (u64::from(self.below - 1) * FRAME_MEMORY) as usize;
+            link.sockets().for_each(|socket| drop(socket.set_send_buffer_size(room)));
             self.links.insert(slot, link);
         }
-        let changed: Vec<Ends> = self.flows.keys().chain(plan.flows.keys()).copied().collect();
         self.flows = plan.flows;
-        for ends in changed {
-            // The link of those that came home is that of their next packet.
-            if self.flows.get(&ends).is_some_and(|flow| flow.moved.is_some()) {
-                self.queue.bind(ends, self.terms(&ends, LinkSet::default()));
-            }
-        }
+        let Self { queue, slots, flows, .. } = self;
+        queue.bind(|key| terms(slots, flows, key));
     }
 
     fn open(&self, device: LinkIndex) -> Option<Socket> {
         let made = socket::sender_of_frames(device).and_then(|socket| {
             socket.set_mark(LATE_MARK)?;
-            // The kernel doubles it, and the socket is writable while half of that is free.
-            socket.set_send_buffer_size((u64::from(self.below - 1) * FRAME_MEMORY) as usize)?;
             Ok(socket)
         });
         made.inspect_err(|error| tracing::debug!(?device, %error, "packets cannot be sent over this device now")).ok()
     }
 
-    /// Where packets of a flow may go that came by `links`.
-    fn terms(&self, ends: &Ends, links: LinkSet) -> Terms {
-        let known = self.flows.get(ends);
-        let links = known.and_then(|flow| flow.moved).map_or(links, LinkSet::only);
-        Terms { links, weight: known.map_or(1.0, |flow| flow.weight) }
-    }
-
     /// Reads frames. Returns whether there may be more.
-    fn read(&mut self, now: Time) -> bool {
+    ///
+    /// # Errors
+    /// The device is gone.
+    fn read(&mut self, now: Time) -> io::Result<bool> {
         for _ in 0..BATCH {
-            let Ok(size) = self.device.read(&mut self.buffer) else { return false };
+            let size = match self.device.read(&mut self.buffer) {
+                Ok(size) => size,
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => return Ok(false),
+                Err(error) => return Err(error),
+            };
             let frame = &self.buffer[..size];
             let Some((ends, link)) = ends_of(frame) else { continue };
-            let moved = link == 0;
-            let links = match self.slots.get(&link) {
-                Some(slot) => LinkSet::only(*slot),
-                // Only the plan knows over which one its packets leave.
-                None if moved => LinkSet::ALL,
-                None => continue,
-            };
-            let terms = self.terms(&ends, links);
-            self.queue.push(now, ends, terms, ByteCount::new(size as u64), Frame { bytes: frame.into(), ends, moved });
+            let key = (Some(ends), link);
+            let terms = terms(&self.slots, &self.flows, &key);
+            let frame = Frame { bytes: frame.into(), ends, moved: link == 0 };
+            self.queue.push(now, [key, (None, link)], terms, ByteCount::new(size as u64), frame);
         }
-        true
+        Ok(true)
     }
 
     /// Sends what the links can take. Returns when the next one may take something.
@@ -279,32 +298,28 @@ impl Forwarder {
             if link.retry_at.is_some() {
                 return link.retry_at;
             }
-            let used: u64 = [&link.socket, &link.departures]
-                .into_iter()
-                .flatten()
-                .filter_map(|socket| socket::unacknowledged(socket.as_fd()).ok())
-                .sum();
-            let is_full = used > u64::from(self.below - 1) * FRAME_MEMORY;
+            let used = |socket: &Socket| socket::unacknowledged(socket.as_fd()).unwrap_or(0);
+            let moved = link.departures.as_ref().map_or(0, |(_, socket)| used(socket));
+            let is_full = link.socket.as_ref().map_or(0, used) + moved > u64::from(self.below - 1) * FRAME_MEMORY;
             if is_full {
                 link.waited = Some(now);
             }
             let slow = link.waited.is_some_and(|at| now.since(at) < SLOW_DEVICE);
             let state = LinkState { rate: link.state.rate.filter(|_| !slow), ..link.state };
-            link.full_until = None;
+            (link.is_full, link.tells) = (false, moved == 0 && self.below > 1);
             self.queue.set_link(slot, state);
             if is_full && self.queue.waiting().0 > 0 {
                 let link = self.links.get_mut(&slot)?;
-                link.full_until = Some(now + if self.below > 1 { RETRY } else { SOON });
-                return link.full_until;
+                link.is_full = true;
+                return Some(now + if link.tells { RETRY } else { SOON });
             }
-            let Some((ends, mut frame)) = self.queue.next(now, slot) else { return self.queue.poll_timeout(now, slot) };
-            match self.send(slot, &mut frame) {
+            let Some((key, mut waiting)) = self.queue.next(now, slot) else { return self.queue.poll_timeout(now, slot) };
+            match self.send(slot, &mut waiting.packet) {
                 Ok(()) => {}
-                // It would never leave: the link's MTU has changed, for example.
-                Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {}
+                // It would never leave: a program or firewall drops it, the link's MTU has changed, or its flow is not moved any more.
+                Err(error) if !may_pass_later(&error) => self.queue.lose(),
                 Err(_) => {
-                    let size = ByteCount::new(frame.bytes.len() as u64);
-                    self.queue.put_back(now, ends, size, frame);
+                    self.queue.put_back(key, waiting);
                     let link = self.links.get_mut(&slot)?;
                     link.retry_at = Some(now + RETRY);
                     return link.retry_at;
@@ -316,22 +331,25 @@ impl Forwarder {
     /// Hands a frame to the device of its link, or of moved flows.
     fn send(&mut self, slot: usize, frame: &mut Frame) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotConnected);
-        let is_moved = frame.moved || self.flows.get(&frame.ends).is_some_and(|flow| flow.moved.is_some());
+        let is_moved = self.flows.get(&frame.ends).is_some_and(|flow| flow.moved.is_some());
+        if frame.moved && !is_moved {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         let link = self.links.get(&slot).ok_or_else(gone)?;
         // Without carrier the kernel takes packets and drops them (thesis, 2.4.2), and says that all went well.
         if !link.socket.as_ref().is_some_and(|socket| socket::is_running(socket.as_fd(), &link.name).unwrap_or(false)) {
             return Err(gone());
         }
-        let socket = if is_moved { &link.departures } else { &link.socket };
+        let socket = if is_moved { link.departures.as_ref().map(|(_, socket)| socket) } else { link.socket.as_ref() };
         frame.bytes[6..12].copy_from_slice(&link.mac);
-        socket.as_ref().ok_or_else(gone)?.send(&frame.bytes).map(drop)
+        socket.ok_or_else(gone)?.send(&frame.bytes).map(drop)
     }
 
     fn wait(&mut self, due: Option<Time>) {
         let now = bpf::now();
         let beat = self.beaten + HEARTBEAT;
         let timeout = due.unwrap_or(beat).min(beat).since(now);
-        let full = self.links.values().filter(|link| link.full_until.is_some() && self.below > 1);
+        let full = self.links.values().filter(|link| link.is_full && link.tells);
         let write: Vec<BorrowedFd<'_>> = full.filter_map(|link| link.socket.as_ref().map(AsFd::as_fd)).collect();
         if process::wait_for_any(&[self.device.as_fd(), self.woken.as_fd()], &write, timeout).is_err() {
             thread::sleep(RETRY);
@@ -340,6 +358,23 @@ impl Forwarder {
             let _ = self.woken.read(&mut [0; 64]);
         }
     }
+}
+
+/// Where the packets of a flow may go, and its weight. Those that came by a link that is not usable now wait: their flow may move.
+fn terms(slots: &BTreeMap<u32, usize>, flows: &BTreeMap<Ends, LateFlow>, (ends, link): &Key) -> Terms {
+    let known = ends.and_then(|ends| flows.get(&ends));
+    let links = match (known.and_then(|flow| flow.moved), slots.get(link)) {
+        (Some(slot), _) | (None, Some(&slot)) => LinkSet::only(slot),
+        // Of a moved flow that is not known any more.
+        (None, None) if *link == 0 => LinkSet::ALL,
+        (None, None) => LinkSet::EMPTY,
+    };
+    Terms { links, weight: known.map_or(1.0, |flow| flow.weight) }
+}
+
+/// Whether a frame that was not sent may be sent later: its device is full, off, without carrier or without a socket.
+fn may_pass_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) || error.raw_os_error() == Some(libc::ENETDOWN)
 }
 
 /// The flow of an IP packet in an Ethernet frame, and the index of the link by which it came. Protocols without ports, and later fragments, are one flow for

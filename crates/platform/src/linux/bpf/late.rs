@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, HashMap, MapData};
 use braid_control::steering::{LatePlan, LateState, Port, PortSide, SteeringError};
 use braid_model::{LinkIndex, Time};
 
-use super::BpfSteering;
+use super::{BpfSteering, failed};
 use crate::linux::late::LateForwarder;
-use crate::linux::sys::abi;
+use crate::linux::sys::{abi, socket::sender_of_frames};
 
 /// Late binding.
 pub(super) struct Late {
@@ -25,19 +25,21 @@ impl Late {
     }
 
     pub(super) fn state(&self) -> Option<LateState> {
-        self.forwarder.as_ref().map(LateForwarder::state)
+        self.forwarder.as_ref().and_then(LateForwarder::state)
     }
 }
 
 impl BpfSteering {
     /// Binds the packets of these links late, and of no others.
     pub(super) fn bind_late(&mut self, plan: Option<&LatePlan>) -> Result<(), SteeringError> {
-        let failed = |reason: String| SteeringError { action: "bind packets late", reason };
+        let cannot = |reason: String| SteeringError { action: "bind packets late", reason };
         let Some(plan) = plan else {
             self.late.ports.clear();
             self.late.forwarder = None;
             return Ok(());
         };
+        // One whose device was removed has ended.
+        self.late.forwarder.take_if(|forwarder| forwarder.state().is_none());
         match &mut self.late.forwarder {
             Some(forwarder) => forwarder.set(plan),
             None => {
@@ -51,20 +53,28 @@ impl BpfSteering {
                     let _ = switch.lock().unwrap_or_else(PoisonError::into_inner).set(0, entry, 0);
                 };
                 let started = LateForwarder::start(plan, Box::new(beat));
-                self.late.forwarder = Some(started.map_err(|error| failed(format!("{error}; this needs /dev/net/tun and CAP_NET_RAW")))?);
+                self.late.forwarder = Some(started.map_err(|error| cannot(format!("{error}; this needs /dev/net/tun and CAP_NET_RAW")))?);
             }
         }
         let port = |index: LinkIndex, name: &String| Port { index, name: name.clone(), side: PortSide::Late };
         let wanted: Vec<Port> = plan.links.values().map(|link| port(link.index, &link.name)).collect();
         self.late.ports.retain(|port, _| wanted.contains(port));
+        let mut macs: HashMap<_, u32, [u8; 8]> = typed_map!(self, HashMap, "late_links", "bind packets late");
+        for link in plan.links.values() {
+            let mut mac = [0; 8];
+            mac[..6].copy_from_slice(&link.mac.0);
+            macs.insert(link.index.0, mac, 0).map_err(failed("bind packets late"))?;
+        }
         let mut first = Ok(());
         for port in wanted {
             if self.late.ports.contains_key(&port) {
                 continue;
             }
-            match self.attach_to(&port) {
+            // No packet waits for what cannot be sent.
+            let can_send = sender_of_frames(port.index).map_err(|error| format!("no frames can be sent: {error}"));
+            match can_send.and_then(|_| self.attach_to(&port)) {
                 Ok(attached) => drop(self.late.ports.insert(port, attached)),
-                Err(reason) => first = first.and(Err(failed(format!("{}: {reason}", port.name)))),
+                Err(reason) => first = first.and(Err(cannot(format!("{}: {reason}", port.name)))),
             }
         }
         first

@@ -75,7 +75,9 @@ pub fn peer_process(socket: impl AsFd) -> io::Result<PeerProcess> {
     let handle = match socket_option(socket.as_fd(), SO_PEERPIDFD, &mut number) {
         // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
         Ok(()) => unsafe { OwnedFd::from_raw_fd(number) },
-        Err(_) => pidfd_open(user.pid, 0)?,
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => pidfd_open(user.pid, 0)?,
+        // Its id may be another process's by now.
+        Err(_) => return Err(gone()),
     };
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
     // What was read belongs to the process if that still runs: its id is not given to another one.
