@@ -348,7 +348,7 @@ struct braid_rewrite {
 	__u32 unacknowledged; /* they leave: sequence number of the socket's first byte that is not acknowledged, when it was last seen */
 	__u32 expected; /* and of the next byte that it expects */
 	__u32 window; /* what its segments say about its window */
-	__u32 pad;
+	__u32 passes; /* they arrive: 1: for another host, over `device`; without one they are dropped */
 	__u64 seen; /* they arrive: when the last one did; they leave: when the socket was last there */
 };
 

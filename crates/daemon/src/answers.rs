@@ -81,7 +81,7 @@ impl Daemon<'_> {
             Request::Move(request, reply) => {
                 let bonded = self.peers.move_flows(&request);
                 // A name may mean direct and bonded flows.
-                let moved = match (self.core.move_direct(time, &request.what, request.to.as_deref()), bonded) {
+                let moved = match (self.core.move_direct(time, &request.what, request.to.as_deref(), request.through.as_deref()), bonded) {
                     (Some(Ok(direct)), Ok(bonded)) => Ok(Accepted {
                         message: format!("{}; {}", bonded.message, direct.message),
                         warnings: bonded.warnings.into_iter().chain(direct.warnings).collect(),

@@ -736,6 +736,7 @@ fn arrival([source, destination]: Pair) -> Rewrite {
         device: loopback,
         mark: MOVED_MARK,
         arrives: true,
+        passes: false,
         from: loopback,
         numbers: None,
     }

@@ -56,6 +56,8 @@ impl Server {
             memory: Default::default(),
             packets: None,
             mover,
+            waypoints: Vec::new(),
+            passes: false,
         };
         let (ready, listening) = oneshot::channel();
         let task = tokio::spawn(async move {

@@ -22,7 +22,7 @@ const SERVER: &str = "198.51.100.1:80";
 
 fn flow(own: [&str; 2], wire: [&str; 2]) -> MovedFlow {
     let ends = |[source, destination]: [&str; 2]| FlowEnds { source: source.parse().unwrap(), destination: destination.parse().unwrap() };
-    MovedFlow { own: ends(own), wire: ends(wire), sends: false, active: false, remaining_ms: 0, numbers: None }
+    MovedFlow { own: ends(own), wire: ends(wire), sends: false, active: false, passes: false, remaining_ms: 0, numbers: None }
 }
 
 fn request(flows: &[MovedFlow], lease: Option<Duration>, sends: bool) -> RewriteRequest {
@@ -36,7 +36,8 @@ fn ends(source: &str, destination: &str) -> Ends {
 fn to(source: &str, destination: &str, device: Option<u32>, mark: u32, arrives: bool) -> Rewrite {
     let Ends { source, destination, .. } = ends(source, destination);
     // The address on the way is the second link's.
-    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, from: arrives.then_some(LinkIndex(2)), numbers: None }
+    let from = arrives.then_some(LinkIndex(2));
+    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, passes: false, from, numbers: None }
 }
 
 /// Packets that arrive with the flow's own addresses stay as they are.

@@ -58,7 +58,7 @@ impl BpfSteering {
         self.depart()?;
         let mut map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
         let mut moved: BTreeMap<Ends, MovedSocket> = BTreeMap::new();
-        for (ends, rewrite) in &self.rewrites {
+        for (ends, rewrite) in self.rewrites.iter().filter(|(_, rewrite)| !rewrite.passes) {
             let Ok(entry) = map.get(&key(ends), 0) else { continue };
             if rewrite.arrives {
                 let own = Ends { source: rewrite.destination, destination: rewrite.source, ..*ends };
@@ -125,6 +125,7 @@ fn raw(ends: &Ends, rewrite: &Rewrite) -> abi::Rewrite {
         mark: rewrite.mark,
         arrives: rewrite.arrives.into(),
         from: index(rewrite.from),
+        passes: rewrite.passes.into(),
         sent: rewrite.numbers.map_or(0, |numbers| numbers.sent),
         received: rewrite.numbers.map_or(0, |numbers| numbers.received),
         ..Default::default()
