@@ -523,7 +523,16 @@ pub struct Rewrite {
 impl Rewrite {
     /// The packets of this machine with these ends leave as they are.
     pub fn unchanged(ends: &Ends) -> Self {
-        Self { source: ends.source, destination: ends.destination, device: None, arrives: false, passes: false, from: None, mark: 0, numbers: None }
+        Self {
+            source: ends.source,
+            destination: ends.destination,
+            device: None,
+            arrives: false,
+            passes: false,
+            from: None,
+            mark: 0,
+            numbers: None,
+        }
     }
 }
 

@@ -7,7 +7,9 @@ use braid_bond::{FlowKind, FlowPolicy, Open, Target, codes};
 use tokio::io::AsyncReadExt;
 
 use crate::client::Client;
-use crate::control::{ANSWER_TIMEOUT, ControlError, MoveAnswer, MoveRequest, MoveStep, PassRequest, PassingFlow, PeerFlow, Request, read, write};
+use crate::control::{
+    ANSWER_TIMEOUT, ControlError, MoveAnswer, MoveRequest, MoveStep, PassRequest, PassingFlow, PeerFlow, Request, read, write,
+};
 use crate::host_driver::ResetCode;
 use crate::stream::FlowStream;
 
@@ -66,7 +68,13 @@ impl ControlFlow {
     ///
     /// # Errors
     /// As for [`ask`](Self::ask).
-    pub async fn ask_to_pass(&mut self, path: u32, lease: Duration, step: MoveStep, passing: Vec<PassingFlow>) -> Result<MoveAnswer, ControlError> {
+    pub async fn ask_to_pass(
+        &mut self,
+        path: u32,
+        lease: Duration,
+        step: MoveStep,
+        passing: Vec<PassingFlow>,
+    ) -> Result<MoveAnswer, ControlError> {
         self.last += 1;
         let (lease_ms, count) = (u64::try_from(lease.as_millis()).unwrap_or(u64::MAX), passing.len());
         self.exchange(Request::Pass(PassRequest { id: self.last, path, lease_ms, step, passing }), count).await
@@ -80,7 +88,9 @@ impl ControlFlow {
         };
         let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await.map_err(|_| ControlError::Late)??;
         match answer {
-            answer if answer.id == self.last && answer.refused.keys().chain(answer.passing.keys()).all(|place| *place < count) => Ok(answer),
+            answer if answer.id == self.last && answer.refused.keys().chain(answer.passing.keys()).all(|place| *place < count) => {
+                Ok(answer)
+            }
             _ => Err(ControlError::Invalid("an answer to another request".to_owned())),
         }
     }

@@ -27,8 +27,8 @@ use tokio::sync::mpsc;
 mod clock;
 mod control;
 mod memory;
-mod passing;
 mod packets;
+mod passing;
 mod registry_worker;
 
 pub use control::{ArrivalResult, FlowToMove, MoveResult, Mover};

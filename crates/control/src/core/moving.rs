@@ -304,7 +304,13 @@ impl<S: Steering> Core<S> {
     }
 
     /// `POST /v1/move`, for direct flows: those with this id, application or program name. `None`: there is none.
-    pub fn move_direct(&mut self, now: Time, what: &str, to: Option<&str>, through: Option<&str>) -> Option<Result<Accepted, RequestError>> {
+    pub fn move_direct(
+        &mut self,
+        now: Time,
+        what: &str,
+        to: Option<&str>,
+        through: Option<&str>,
+    ) -> Option<Result<Accepted, RequestError>> {
         let named = |row: &FlowRow| row.id.0.to_string() == what || self.apps.name(&row.app) == what || row.app.name == what;
         let rows: Vec<FlowRow> = self.flows.iter().map(|living| &living.row).filter(|row| named(row)).cloned().collect();
         if rows.is_empty() {
@@ -362,7 +368,9 @@ impl<S: Steering> Core<S> {
         }
         let text = match self.moving.hosts.contains(&own.destination.ip()) {
             true => "and it can change its link while it runs, because its host runs Braid and agrees; Braid does not encrypt it",
-            false => "and it stays there, because its host does not agree to moves (\"braid relay --local --moves\" there), without which it cannot pass a waypoint either",
+            false => {
+                "and it stays there, because its host does not agree to moves (\"braid relay --local --moves\" there), without which it cannot pass a waypoint either"
+            }
         };
         (self.config.moves && can_move(row)).then(|| text.to_owned())
     }
@@ -437,7 +445,8 @@ impl<S: Steering> Core<S> {
         if let (Some(known), Some(waypoint)) = (known, waypoint) {
             let is_there = matches!(known.stage, Stage::Moved(_)) || known.recipient() != Recipient::Host(host);
             if !self.moving.waypoints.contains(&waypoint.relay) {
-                let lives = self.links.iter().any(|(_, link)| link.facts.source(row.family) == Some(own.source.ip()) && link.usable(row.family));
+                let lives =
+                    self.links.iter().any(|(_, link)| link.facts.source(row.family) == Some(own.source.ip()) && link.usable(row.family));
                 return if lives { Ok(Plan::GoHome) } else { Err(format!("the waypoint {} cannot be asked now", waypoint.relay)) };
             }
             if !is_there {
@@ -466,14 +475,17 @@ impl<S: Steering> Core<S> {
         self.plan_move(row, None)?;
         let own = Ends::of(row);
         if !self.moving.waypoints.contains(relay) {
-            return Err(format!("{relay} is no waypoint: a waypoint is a relay that this machine has joined, with \"braid relay --waypoint\" beside a daemon"));
+            return Err(format!(
+                "{relay} is no waypoint: a waypoint is a relay that this machine has joined, with \"braid relay --waypoint\" beside a daemon"
+            ));
         }
         if self.moving.is_moving(&own) || self.moving.requests.values().any(|request| request.own == own) {
             return Err("it is moving already".to_owned());
         }
         let admitted = self.admitted(self.rule_of(now, &RedirectedFlow::of(row)), row.family);
         let slot = slot.or_else(|| self.widest(now, admitted)).ok_or("its rule admits no link that works")?;
-        let address = self.links.in_slot(slot).and_then(|link| link.facts.source(row.family)).ok_or("the link has no address of its family")?;
+        let address =
+            self.links.in_slot(slot).and_then(|link| link.facts.source(row.family)).ok_or("the link has no address of its family")?;
         let client = SocketAddr::new(address, own.source.port());
         self.moving.requests.insert(self.moving.last + 1, WayRequest { own, relay: relay.to_owned(), slot, client, until: now + ANSWER });
         let flow = OrderedFlow { own, via: client, numbers: SequenceNumbers { sent: 0, received: 0 }, far: None };
@@ -489,7 +501,8 @@ impl<S: Steering> Core<S> {
         let Some(retransmissions) = retransmissions else { return Ok(()) };
         let wire = Ends { source: client, destination: near, ..own };
         let mut done = self.relocate(now, &[MovedFlow::of_socket(own, wire)], false, LEASE);
-        let refused = done.as_mut().map_or_else(|error| Some(error.to_string()), |done| done.refused.remove(&0).map(|error| error.to_string()));
+        let refused =
+            done.as_mut().map_or_else(|error| Some(error.to_string()), |done| done.refused.remove(&0).map(|error| error.to_string()));
         match refused {
             Some(reason) => self.moving.refuse(now, own, reason),
             None => {

@@ -400,7 +400,8 @@ impl<S: Steering> Core<S> {
             let MovedFlow { own, wire, passes, .. } = flow;
             let known = next.get(own);
             let is_its = known.is_some_and(|entry| entry.arrivals().any(|of| of == *wire));
-            let is_foreign = known.is_some_and(|entry| entry.passes != *passes) || *passes && (self.is_listed(own) || next.contains_key(wire));
+            let is_foreign =
+                known.is_some_and(|entry| entry.passes != *passes) || *passes && (self.is_listed(own) || next.contains_key(wire));
             let checked = match self.check_relocation(now, own, wire).and_then(|()| self.check_passage(flow)) {
                 Err(error) => Err(error),
                 Ok(()) if !named.insert(*own) => Err(RelocationError::Twice(own.source)),
@@ -565,7 +566,12 @@ impl<S: Steering> Core<S> {
 
     /// Checks what concerns flows between other hosts only.
     fn check_passage(&self, flow: &MovedFlow) -> Result<(), RelocationError> {
-        let mtu = |ends: &Ends| self.way_of(ends).and_then(|way| self.network.interface(way.device)).filter(|device| device.mac.is_some()).map(|device| device.mtu);
+        let mtu = |ends: &Ends| {
+            self.way_of(ends)
+                .and_then(|way| self.network.interface(way.device))
+                .filter(|device| device.mac.is_some())
+                .map(|device| device.mtu)
+        };
         match (mtu(&flow.own), mtu(&flow.wire)) {
             _ if !flow.passes => Ok(()),
             // No router reports a packet that is too large for the second device.
@@ -687,7 +693,8 @@ impl<S: Steering> Core<S> {
             Some(departure) => self.wanted_rewrites(departure),
             // What arrives is dropped until the device is there again, and sent again. Without entries the kernel would answer with resets.
             None => {
-                let is_moved = |ends: &Ends, rewrite: &Rewrite| !rewrite.passes && (rewrite.arrives || self.relocated.flows.contains_key(ends));
+                let is_moved =
+                    |ends: &Ends, rewrite: &Rewrite| !rewrite.passes && (rewrite.arrives || self.relocated.flows.contains_key(ends));
                 let known = self.relocated.rewrites.iter().filter(|(ends, rewrite)| is_moved(ends, rewrite));
                 if addresses.is_empty() { BTreeMap::new() } else { known.map(|(ends, rewrite)| (*ends, *rewrite)).collect() }
             }

@@ -103,7 +103,8 @@ async fn carry_out(
         match asked {
             Ok(MoveAnswer { passing, .. }) if order.flows.iter().all(|flow| flow.far.is_none()) && passing.len() == 1 => {
                 let passages = passing.into_values();
-                passages.for_each(|passage| drop(changes.send(Change::Passage { number: order.number, near: passage.near, far: passage.far })));
+                passages
+                    .for_each(|passage| drop(changes.send(Change::Passage { number: order.number, near: passage.near, far: passage.far })));
             }
             Ok(answered) if answered.blocked => drop(changes.send(Change::MoveBlocked { number: order.number })),
             Ok(answered) => answer(changes, order.number, Ok(answered.refused)),

@@ -181,7 +181,12 @@ impl ControlServer {
     }
 
     /// Lets the mover work, once nobody else does.
-    pub(super) async fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> Result<BTreeMap<usize, String>, String> {
+    pub(super) async fn rewrite(
+        &self,
+        flows: Vec<FlowToMove>,
+        lease: Option<Duration>,
+        step: MoveStep,
+    ) -> Result<BTreeMap<usize, String>, String> {
         let Ok(_turn) = self.0.turn.acquire().await else { return Err("this server ends".to_owned()) };
         self.0.mover.rewrite(flows, lease, step).await
     }
@@ -269,7 +274,11 @@ fn check(
 
 /// The flow as this host has it, and on the way.
 fn flow_to_move(flow: &PeerFlow, client: SocketAddr, server: IpAddr) -> FlowToMove {
-    FlowToMove { own: (flow.server, flow.client), wire: (SocketAddr::new(server, flow.server.port()), client), numbers: Some(flow.numbers()) }
+    FlowToMove {
+        own: (flow.server, flow.client),
+        wire: (SocketAddr::new(server, flow.server.port()), client),
+        numbers: Some(flow.numbers()),
+    }
 }
 
 #[cfg(test)]
@@ -296,7 +305,8 @@ mod tests {
     fn a_flow_moves_only_between_addresses_that_the_client_has_proved() {
         let proven = |address: IpAddr| address == IpAddr::from([10, 0, 0, 1]);
         let path = path("10.1.0.1");
-        let check = |flow: &PeerFlow, path: Option<&ProvenPath>, proven| super::check(flow, path, &["198.51.100.7".parse().unwrap()], proven);
+        let check =
+            |flow: &PeerFlow, path: Option<&ProvenPath>, proven| super::check(flow, path, &["198.51.100.7".parse().unwrap()], proven);
         let moved = check(&flow("10.0.0.1:50"), Some(&path), proven).unwrap();
         assert_eq!(moved.own, ("192.0.2.1:80".parse().unwrap(), "10.0.0.1:50".parse().unwrap()));
         assert_eq!(moved.wire, ("192.0.2.9:80".parse().unwrap(), "10.1.0.1:7".parse().unwrap()));

@@ -56,7 +56,8 @@ impl ControlServer {
                 () if lease.is_zero() => Err("a lease has no time".to_owned()),
                 // The kernel sends the packets, and nobody counts them.
                 () if account.meter(|meter| meter.limits_bytes()) => {
-                    Err("this client has a limit of its rate or its monthly bytes here, which cannot be applied to packets that pass".to_owned())
+                    Err("this client has a limit of its rate or its monthly bytes here, which cannot be applied to packets that pass"
+                        .to_owned())
                 }
                 () => check(flow, path, policy).and_then(|local| passing.take(flow, local, now + lease)),
             };
