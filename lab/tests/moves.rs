@@ -3,15 +3,13 @@
 mod support;
 
 use std::fs;
-use std::io::{Read, Write};
 use std::iter;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use braid_lab::{Filter, Lab, LinkSpec, MovesRelay, ServerDaemon, ms};
+use braid_lab::{Filter, Lab, LinkSpec, ms};
 use braid_model::Protocol;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};

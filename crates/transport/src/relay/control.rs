@@ -14,7 +14,7 @@ use braid_bond::host::ProvenPath;
 use braid_bond::{BondId, PathId, codes};
 use braid_model::SequenceNumbers;
 use braid_peer::destination::Policy;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::passing::Passing;
 use crate::account::Account;
@@ -26,6 +26,8 @@ use crate::stream::FlowStream;
 const TEST: Duration = Duration::from_secs(1);
 /// Pauses between two looks for one: the first, which doubles, and the longest.
 const TEST_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(40)];
+/// Maximum number of flows of all clients that pass this host. Each has two ports.
+const MAX_WAYS: usize = 4096;
 /// Maximum number of flows that one control flow has moved at a time.
 const MAX_MOVED: usize = 4096;
 /// The longest lease. A client that is gone for longer gets its flows' packets at their own addresses.
@@ -75,6 +77,8 @@ struct Shared {
     waypoints: Vec<IpAddr>,
     /// Whether flows to other hosts pass this one.
     passes: bool,
+    /// Flows that may still pass.
+    ways: Arc<Semaphore>,
     driver: HostDriver,
     /// Bonds that have a control flow: each may have one.
     serving: Mutex<BTreeSet<BondId>>,
@@ -109,7 +113,8 @@ struct Known {
 impl ControlServer {
     pub(super) fn new(mover: Arc<dyn Mover>, driver: HostDriver, waypoints: Vec<IpAddr>, passes: bool) -> Self {
         let waypoints = waypoints.into_iter().map(|ip| ip.to_canonical()).collect();
-        Self(Arc::new(Shared { mover, waypoints, passes, driver, serving: Mutex::default(), turn: Semaphore::new(1) }))
+        let ways = Arc::new(Semaphore::new(MAX_WAYS));
+        Self(Arc::new(Shared { mover, waypoints, passes, ways, driver, serving: Mutex::default(), turn: Semaphore::new(1) }))
     }
 
     /// Answers the requests of a control flow until it ends. The leases of what it has moved run out then.
@@ -189,6 +194,11 @@ impl ControlServer {
     ) -> Result<BTreeMap<usize, String>, String> {
         let Ok(_turn) = self.0.turn.acquire().await else { return Err("this server ends".to_owned()) };
         self.0.mover.rewrite(flows, lease, step).await
+    }
+
+    /// The places of a flow that is to pass, its client's and this host's; `None`: there are none.
+    pub(super) fn take_way(&self, account: &Account) -> Option<[OwnedSemaphorePermit; 2]> {
+        Some([account.ways.clone().try_acquire_owned().ok()?, self.0.ways.clone().try_acquire_owned().ok()?])
     }
 
     async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], known: &mut Known) -> MoveAnswer {

@@ -11,13 +11,12 @@ use braid_bond::PathId;
 use braid_bond::host::ProvenPath;
 use braid_peer::destination::Policy;
 use socket2::{Domain, Socket, Type};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::control::{ControlServer, FlowToMove};
 use crate::account::Account;
 use crate::control::{MAX_FLOWS, MoveAnswer, MoveStep, PassRequest, Passage, PassingFlow};
 
-/// Maximum number of flows of one client that pass at a time.
-const MAX_PASSING: usize = 256;
 /// The longest lease.
 const MAX_LEASE: Duration = Duration::from_secs(60);
 
@@ -32,6 +31,7 @@ struct Passed {
     until: Instant,
     /// Hold the ports.
     _sockets: [Socket; 2],
+    _places: [OwnedSemaphorePermit; 2],
 }
 
 impl ControlServer {
@@ -59,7 +59,7 @@ impl ControlServer {
                     Err("this client has a limit of its rate or its monthly bytes here, which cannot be applied to packets that pass"
                         .to_owned())
                 }
-                () => check(flow, path, policy).and_then(|local| passing.take(flow, local, now + lease)),
+                () => check(flow, path, policy).and_then(|local| passing.take(flow, local, now + lease, || self.take_way(account))),
             };
             match found {
                 Ok((passage, is_new)) => {
@@ -102,20 +102,24 @@ impl ControlServer {
 
 impl Passing {
     /// The ports of a flow: those that it has, whose lease then ends at `until`, or new ones of the address `local`. Returns whether they are new.
-    fn take(&mut self, flow: &PassingFlow, local: IpAddr, until: Instant) -> Result<(Passage, bool), String> {
+    fn take(
+        &mut self,
+        flow: &PassingFlow,
+        local: IpAddr,
+        until: Instant,
+        places: impl Fn() -> Option<[OwnedSemaphorePermit; 2]>,
+    ) -> Result<(Passage, bool), String> {
         if let Some(far) = flow.far {
             let known = self.0.get_mut(&far).filter(|known| known.server == flow.server && known.near.ip() == local);
             let known = known.ok_or("it does not pass this host, or its lease ended")?;
             known.until = until;
             return Ok((Passage { near: known.near, far }, false));
         }
-        if self.0.len() >= MAX_PASSING {
-            return Err(format!("{MAX_PASSING} flows of this client pass already"));
-        }
+        let places = places().ok_or("too many flows pass already")?;
         let cannot = |error: std::io::Error| format!("there is no free port: {error}");
         let (one, other) = (hold(local).map_err(cannot)?, hold(local).map_err(cannot)?);
         let passage = Passage { near: one.1, far: other.1 };
-        self.0.insert(passage.far, Passed { server: flow.server, near: passage.near, until, _sockets: [one.0, other.0] });
+        self.0.insert(passage.far, Passed { server: flow.server, near: passage.near, until, _sockets: [one.0, other.0], _places: places });
         Ok((passage, true))
     }
 }
