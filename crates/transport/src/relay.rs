@@ -28,7 +28,6 @@ mod clock;
 mod control;
 mod memory;
 mod packets;
-mod passing;
 mod registry_worker;
 
 pub use control::{ArrivalResult, FlowToMove, MoveResult, Mover};

@@ -16,11 +16,14 @@ use braid_model::SequenceNumbers;
 use braid_peer::destination::Policy;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::passing::Passing;
 use crate::account::Account;
 use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, MoveStep, PeerFlow, Request, read, write};
 use crate::host_driver::{BondFlow, HostDriver};
 use crate::stream::FlowStream;
+
+mod passing;
+
+use passing::Passing;
 
 /// How long a packet of a way that is tested may take to arrive.
 const TEST: Duration = Duration::from_secs(1);
@@ -39,7 +42,7 @@ const PROVEN_FOR: Duration = Duration::from_secs(60);
 /// Pause between two requests of one client.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Longest reason, in characters.
-pub(super) const MAX_REASON: usize = 150;
+const MAX_REASON: usize = 150;
 
 /// A flow, and the addresses of its packets on the way, each as source and destination from this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,7 +173,7 @@ impl ControlServer {
     }
 
     /// Waits until a packet of one of the flows has arrived with the new addresses; `false`: none does. An error is left to the next operation.
-    pub(super) async fn has_arrived(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration) -> bool {
+    async fn has_arrived(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration) -> bool {
         let (begin, [mut pause, longest]) = (Instant::now(), TEST_PAUSES);
         loop {
             let arrived = {
@@ -186,18 +189,13 @@ impl ControlServer {
     }
 
     /// Lets the mover work, once nobody else does.
-    pub(super) async fn rewrite(
-        &self,
-        flows: Vec<FlowToMove>,
-        lease: Option<Duration>,
-        step: MoveStep,
-    ) -> Result<BTreeMap<usize, String>, String> {
+    async fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> Result<BTreeMap<usize, String>, String> {
         let Ok(_turn) = self.0.turn.acquire().await else { return Err("this server ends".to_owned()) };
         self.0.mover.rewrite(flows, lease, step).await
     }
 
     /// The places of a flow that is to pass, its client's and this host's; `None`: there are none.
-    pub(super) fn take_way(&self, account: &Account) -> Option<[OwnedSemaphorePermit; 2]> {
+    fn take_way(&self, account: &Account) -> Option<[OwnedSemaphorePermit; 2]> {
         Some([account.ways.clone().try_acquire_owned().ok()?, self.0.ways.clone().try_acquire_owned().ok()?])
     }
 

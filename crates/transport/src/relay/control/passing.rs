@@ -13,7 +13,7 @@ use braid_peer::destination::Policy;
 use socket2::{Domain, Socket, Type};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::control::{ControlServer, FlowToMove};
+use super::{ControlServer, FlowToMove, MAX_REASON};
 use crate::account::Account;
 use crate::control::{MAX_FLOWS, MoveAnswer, MoveStep, PassRequest, Passage, PassingFlow};
 
@@ -91,7 +91,7 @@ impl ControlServer {
                     if begun {
                         passing.0.remove(&passage.far);
                     }
-                    answer.refused.insert(place, reason.chars().take(super::control::MAX_REASON).collect());
+                    answer.refused.insert(place, reason.chars().take(MAX_REASON).collect());
                 }
                 None => drop(answer.passing.insert(place, passage)),
             }
