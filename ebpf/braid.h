@@ -349,6 +349,8 @@ struct braid_rewrite {
 	__u32 expected; /* and of the next byte that it expects */
 	__u32 window; /* what its segments say about its window */
 	__u32 doublings; /* how many times in a row its retransmission timer has doubled */
+	__u32 passes; /* they arrive: 1: for another host, over `device`; without one they are dropped */
+	__u32 pad;
 	__u64 seen; /* they arrive: when the last one did; they leave: when the socket was last there */
 };
 

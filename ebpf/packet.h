@@ -14,6 +14,7 @@
 #define ETH_IPV6 0x86dd
 
 #define IPV4_HEADER 20
+#define IPV4_HOPS 8
 #define IPV4_SOURCE 12
 #define IPV4_DESTINATION 16
 #define IPV6_HEADER 40

@@ -4,7 +4,7 @@
  * way than in the sockets at both ends. One end exchanges them where its packets leave, the other end exchanges them back where they arrive, and the reverse.
  *
  *   rewrite_out  packets of moved flows, at the egress of a device of Braid's own to which a routing rule leads them
- *   rewrite_in   packets that arrive over a link, and ICMP errors about packets of moved flows
+ *   rewrite_in   packets that arrive over a link, and ICMP errors about packets of moved flows; also those of flows between other hosts that pass this one
  *
  * The daemon enters a flow, and agrees about it with the other host. A flow that is not entered is left alone.
  */
@@ -61,7 +61,37 @@ static __attribute__((noinline)) int rewrite(struct __sk_buff *skb, const struct
 	if (network != ETH_HEADER || packet->fragment || exchange_end(skb, packet, entry, network, 0) || exchange_end(skb, packet, entry, network, 1))
 		return TC_DROP;
 	skb->mark = has_waited(skb) ? (entry->mark ?: BRAID_MARK_BASE) | BRAID_LATE_MARK : entry->mark;
-	return entry->arrives ? arrive(skb, entry->device) : bpf_redirect_neigh(entry->device, NULL, 0, 0);
+	return entry->arrives && !entry->passes ? arrive(skb, entry->device) : bpf_redirect_neigh(entry->device, NULL, 0, 0);
+}
+
+/* Gives the packet one hop less, as a router does, so that a loop of hosts ends. Returns 0 on success. */
+static __attribute__((noinline)) int lose_hop(struct __sk_buff *skb, __u32 family, __u32 network)
+{
+	__u16 word, fewer;
+	__u8 hops;
+
+	if (load(skb, family == 6 ? IPV6_HOPS : IPV4_HOPS, &hops, 1) || hops < 2)
+		return -1;
+	hops--;
+	if (family == 6)
+		return bpf_skb_store_bytes(skb, network + IPV6_HOPS, &hops, 1, BPF_F_RECOMPUTE_CSUM);
+	if (load(skb, IPV4_HOPS, &word, 2))
+		return -1;
+	fewer = bpf_htons(bpf_ntohs(word) - 0x100);
+	if (bpf_l3_csum_replace(skb, network + IPV4_CHECK_AT, word, fewer, 2))
+		return -1;
+	return bpf_skb_store_bytes(skb, network + IPV4_HOPS, &hops, 1, 0);
+}
+
+/* Sends a packet between two other hosts on, each of which sees this host only. Such a flow began long ago, without this host. */
+static __attribute__((noinline)) int pass(struct __sk_buff *skb, const struct packet *packet, struct braid_rewrite *entry)
+{
+	if (!may_arrive(skb, entry) || (packet->flags & TCP_SYN))
+		return TC_DROP;
+	entry->seen = bpf_ktime_get_coarse_ns();
+	if (!entry->device || lose_hop(skb, packet->family, network_offset(skb)))
+		return TC_DROP;
+	return rewrite(skb, packet, entry);
 }
 
 SEC("classifier")
@@ -161,20 +191,21 @@ static __attribute__((noinline)) int exchange_quoted_end(struct __sk_buff *skb, 
 }
 
 /*
- * Gives the error itself the destination that the quoted packet has as source now, as connection tracking expects of an error. Returns 0 on success, 1 if the
- * error is to another address, and else -1.
+ * Gives the error itself the destination that the quoted packet has as source now, as connection tracking expects of an error; or, if it passes this host,
+ * the source that the quoted packet has as destination now. Returns 0 on success, 1 if the error is to another address, and else -1.
  */
-static __attribute__((noinline)) int exchange_error_end(struct __sk_buff *skb, const struct quoted *quoted, const struct braid_rewrite *entry, __u32 at)
+static __attribute__((noinline)) int exchange_error_end(struct __sk_buff *skb, const struct quoted *quoted, const struct braid_rewrite *entry, __u32 at,
+							_Bool destination)
 {
-	struct change change = { .destination = 1 };
-	__u32 has[4] = { 0, 0, bpf_htonl(0xffff) };
+	struct change change = { .destination = destination };
 
-	if (quoted->family == 6 ? load(skb, IPV6_DESTINATION, has, 16) : load(skb, IPV4_DESTINATION, &has[3], 4))
+	change.from[2] = bpf_htonl(0xffff);
+	if (quoted->family == 6 ? load(skb, destination ? IPV6_DESTINATION : IPV6_SOURCE, change.from, 16) :
+				  load(skb, destination ? IPV4_DESTINATION : IPV4_SOURCE, &change.from[3], 4))
 		return -1;
-	if (!is_same_address(has, quoted->key.remote))
+	if (destination && !is_same_address(change.from, quoted->key.remote))
 		return 1;
-	__builtin_memcpy(change.from, quoted->key.remote, sizeof(change.from));
-	__builtin_memcpy(change.to, entry->to.remote, sizeof(change.to));
+	__builtin_memcpy(change.to, destination ? entry->to.remote : entry->to.client, sizeof(change.to));
 	/* The checksum of ICMPv6 covers the addresses (RFC 4443, 2.3). */
 	if (quoted->family == 6 && bpf_l4_csum_replace(skb, at + IPV6_HEADER + 2, 0, bpf_csum_diff((__be32 *)change.from, 16, (__be32 *)change.to, 16, 0), 0))
 		return -1;
@@ -196,11 +227,15 @@ static __attribute__((noinline)) int rewrite_error(struct __sk_buff *skb)
 	at = network_offset(skb);
 	if (at != ETH_HEADER || exchange_quoted_end(skb, &quoted, entry, at, 0) || exchange_quoted_end(skb, &quoted, entry, at, 1))
 		return TC_DROP;
-	exchanged = exchange_error_end(skb, &quoted, entry, at);
+	exchanged = exchange_error_end(skb, &quoted, entry, at, 1);
 	if (exchanged)
 		return exchanged > 0 ? TC_NEXT : TC_DROP;
 	skb->mark = entry->mark;
-	return arrive(skb, entry->device);
+	if (!entry->passes)
+		return arrive(skb, entry->device);
+	if (exchange_error_end(skb, &quoted, entry, at, 0) || lose_hop(skb, quoted.family, at))
+		return TC_DROP;
+	return bpf_redirect_neigh(entry->device, NULL, 0, 0);
 }
 
 /*
@@ -228,6 +263,8 @@ int braid_rewrite_in(struct __sk_buff *skb)
 	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
 	if (!entry || !entry->arrives)
 		return TC_NEXT;
+	if (entry->passes)
+		return pass(skb, &packet, entry);
 	if (!entry->device) {
 		entry->seen = bpf_ktime_get_coarse_ns();
 		return TC_NEXT;

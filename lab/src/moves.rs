@@ -1,4 +1,4 @@
-//! The server's side of moved flows: a daemon, and a relay that takes requests to move the host's flows.
+//! The other hosts of moved flows: a daemon, and a relay that takes requests to move the host's flows, or to let flows pass it.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::lab::Lab;
+use crate::namespace::Namespace;
 use crate::sys;
 
 /// Timeout of a start.
@@ -30,11 +31,18 @@ impl Drop for Program {
 
 impl Program {
     /// Starts `braid` and waits until `is_ready`, which gets its log.
-    fn start(lab: &Lab, braid: &Path, home: &Path, arguments: &[&str], is_ready: impl Fn(&str) -> bool) -> Result<Self> {
+    fn start(
+        host: &Namespace,
+        braid: &Path,
+        home: &Path,
+        socket: &Path,
+        arguments: &[&str],
+        is_ready: impl Fn(&str) -> bool,
+    ) -> Result<Self> {
         fs::create_dir_all(home)?;
         let path = home.join("log");
-        let mut command = lab.host().command(braid)?;
-        command.args(arguments).arg("--state-dir").arg(home.join("state")).arg("--socket").arg(socket(lab));
+        let mut command = host.command(braid)?;
+        command.args(arguments).arg("--state-dir").arg(home.join("state")).arg("--socket").arg(socket);
         let log = File::create(&path)?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
         let mut program = Self(child.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?);
@@ -53,11 +61,6 @@ impl Program {
     }
 }
 
-/// Socket of the server's daemon.
-fn socket(lab: &Lab) -> PathBuf {
-    lab.directory().join("far/socket")
-}
-
 /// `braid daemon` at the other end of the client's connections ([`Lab::host`]).
 #[derive(Debug)]
 pub struct ServerDaemon {
@@ -68,13 +71,18 @@ pub struct ServerDaemon {
 impl ServerDaemon {
     /// Starts it and waits until it answers.
     pub fn start(lab: &Lab, braid: &Path) -> Result<Self> {
-        let home = lab.directory().join("far");
+        Self::start_on(lab.host(), lab.directory().join("far"), braid)
+    }
+
+    /// The same on another host, with its files in `home`.
+    pub fn start_on(host: &Namespace, home: PathBuf, braid: &Path) -> Result<Self> {
         fs::create_dir_all(&home)?;
         let config = home.join("braid.toml");
         // The device of a host behind the server: virtual devices are links only if named.
         fs::write(&config, "version = 1\n[[link]]\nname = \"eth0\"\n")?;
         let arguments = ["daemon", "--config", config.to_str().context("the lab's directory is not UTF-8")?];
-        let program = Program::start(lab, braid, &home, &arguments, |_| UnixStream::connect(socket(lab)).is_ok())?;
+        let socket = home.join("socket");
+        let program = Program::start(host, braid, &home, &socket, &arguments, |_| UnixStream::connect(&socket).is_ok())?;
         Ok(Self { program, home })
     }
 
@@ -96,19 +104,37 @@ impl ServerDaemon {
     }
 }
 
-/// `braid relay --local --moves` beside it.
+/// `braid relay --local --moves` beside it, or another relay.
 #[derive(Debug)]
 pub struct MovesRelay {
-    _program: Program,
+    program: Program,
     home: PathBuf,
 }
 
 impl MovesRelay {
     /// Starts it and waits until it listens. The server's daemon must run.
     pub fn start(lab: &Lab, braid: &Path) -> Result<Self> {
-        let home = lab.directory().join("moves-relay");
-        let program = Program::start(lab, braid, &home, &["relay", "--local", "--moves"], |log| log.contains("the relay is up"))?;
-        Ok(Self { _program: program, home })
+        Self::start_on(lab.host(), lab.directory().join("far"), braid, &["--local", "--moves"])
+    }
+
+    /// Starts `braid relay` with these options beside the daemon whose files are in `daemon`.
+    pub fn start_on(host: &Namespace, daemon: PathBuf, braid: &Path, options: &[&str]) -> Result<Self> {
+        let home = daemon.join("relay");
+        let arguments: Vec<&str> = ["relay"].iter().chain(options).copied().collect();
+        let program = Program::start(host, braid, &home, &daemon.join("socket"), &arguments, |log| log.contains("the relay is up"))?;
+        Ok(Self { program, home })
+    }
+
+    /// Its state directory.
+    pub fn state(&self) -> PathBuf {
+        self.home.join("state")
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        self.program.0.kill()?;
+        self.program.0.wait()?;
+        Ok(())
     }
 
     /// What it has logged.

@@ -3,83 +3,19 @@
 mod support;
 
 use std::fs;
-use std::io::{Read, Write};
 use std::iter;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use braid_lab::{Filter, Lab, LinkSpec, MovesRelay, ServerDaemon, ms};
+use braid_lab::{Filter, Lab, LinkSpec, ms};
 use braid_model::Protocol;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use support::gateway::{FAR, traces};
+use support::moves::*;
 use support::*;
-
-/// The server's daemon.
-struct Far(ServerDaemon);
-
-impl Far {
-    fn start(lab: &Lab) -> Self {
-        Self(ServerDaemon::start(lab, &braid()).unwrap())
-    }
-
-    fn api(&self, what: &str, body: &Value) -> (u16, Value) {
-        let answer = http(UnixStream::connect(self.0.socket()).unwrap(), what, "", &body.to_string());
-        (answer.0, serde_json::from_str(&answer.1).unwrap())
-    }
-}
-
-impl Drop for Far {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            eprintln!("--- the log of the server's daemon\n{}", self.0.log());
-        }
-    }
-}
-
-/// The server's relay.
-struct Relay(MovesRelay);
-
-impl Relay {
-    fn start(lab: &Lab) -> Self {
-        Self(MovesRelay::start(lab, &braid()).unwrap())
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            eprintln!("--- the log of the server's relay\n{}", self.0.log());
-        }
-    }
-}
-
-/// Starts a server that sends back what it gets.
-fn mirror(lab: &Lab, port: u16) {
-    lab.host()
-        .run(move || {
-            let listener = TcpListener::bind(("::", port)).unwrap();
-            thread::spawn(move || {
-                for stream in listener.incoming().map_while(Result::ok) {
-                    thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut &stream));
-                }
-            });
-        })
-        .unwrap();
-}
-
-fn exchange(stream: &mut TcpStream, round: u8, size: usize) {
-    let sent = vec![round; size];
-    let (mut writing, copy) = (stream.try_clone().unwrap(), sent.clone());
-    let writer = thread::spawn(move || writing.write_all(&copy).unwrap());
-    let mut got = vec![0; size];
-    stream.read_exact(&mut got).unwrap();
-    writer.join().unwrap();
-    assert!(got == sent, "round {round}");
-}
 
 /// What moves a flow between `own` and `server`, so that packets have `other` instead of `own`: for the client and for the server.
 fn requests([own, server, other]: [SocketAddr; 3], lease: Option<u64>, sends: bool) -> [Value; 2] {
@@ -112,7 +48,7 @@ fn a_direct_flow_leaves_a_link_that_dies_and_comes_back() {
         return;
     }
     let lab = lab(2);
-    mirror(&lab, 7000);
+    mirror(lab.host(), 7000);
     let before = traces(&lab);
     let far = Far::start(&lab);
     let near = Up::start(&lab, "scheduler = \"round-robin\"\nreconnect_after = \"never\"\n");
@@ -160,7 +96,7 @@ fn a_socket_that_its_program_bound_does_not_move() {
         return;
     }
     let lab = lab(2);
-    mirror(&lab, 7000);
+    mirror(lab.host(), 7000);
     let near = Up::start(&lab, "scheduler = \"round-robin\"\n");
     let server = remote(10, 7000);
     let mut stream: TcpStream = lab
@@ -189,7 +125,7 @@ fn nothing_is_left_after_a_kill_and_the_next_daemon_frees_the_sockets() {
         return;
     }
     let lab = lab(2);
-    mirror(&lab, 7000);
+    mirror(lab.host(), 7000);
     let before = traces(&lab);
     let config = "scheduler = \"round-robin\"\n";
     let mut near = Up::start(&lab, config);
@@ -242,34 +178,13 @@ fn requests_for_what_is_not_this_machines_are_refused() {
     assert_eq!(taken.0, 409, "{}", taken.1);
 }
 
-/// Direct flows move; all hosts of the lab are asked.
-const MOVES: &str =
-    "scheduler = \"round-robin\"\n[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 7000 }\ncarry = \"direct\"\n";
-
-/// Waits until the flow to `server` can move, and returns its id.
-fn movable(up: &Up<'_>, server: SocketAddr) -> String {
-    let mut id = String::new();
-    eventually("the flow can move", || {
-        let flow = up.flows().into_iter().find(|flow| flow["remote"] == server.to_string()).unwrap_or_default();
-        id = flow["id"].to_string();
-        up.explain_flow(&id).contains("can change its link")
-    });
-    id
-}
-
-impl Up<'_> {
-    fn explain_flow(&self, id: &str) -> String {
-        text(&self.braid(&["explain", id]).stdout)
-    }
-}
-
 #[test]
 fn two_hosts_move_a_running_flow_by_themselves() {
     if !able() {
         return;
     }
     let lab = lab(2);
-    mirror(&lab, 7000);
+    mirror(lab.host(), 7000);
     let before = traces(&lab);
     let far = Far::start(&lab);
     let relay = Relay::start(&lab);
@@ -309,7 +224,7 @@ struct Moved<'a> {
 }
 
 fn moved(lab: &Lab) -> Moved<'_> {
-    mirror(lab, 7000);
+    mirror(lab.host(), 7000);
     let far = Far::start(lab);
     let relay = Relay::start(lab);
     let near = Up::start_told(lab, MOVES, &lab.directory().join("braid/state"), &["-v"]);
@@ -396,7 +311,7 @@ fn a_flow_that_moves_every_second_loses_nothing() {
 /// Two links to a host behind the server, which plays a firewall or NAT on the second one.
 fn lab_with_middlebox() -> Lab {
     let lab = NAMES[..2].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::new(name))).far(1500).start().unwrap();
-    mirror(&lab, 7000);
+    mirror(lab.host(), 7000);
     lab
 }
 
@@ -627,7 +542,7 @@ fn an_accelerometer_moves_a_running_flow_and_back() {
         return;
     }
     let lab = lab(2);
-    mirror(&lab, 7000);
+    mirror(lab.host(), 7000);
     let sensor = Sensor::start(&lab);
     let _far = Far::start(&lab);
     let _relay = Relay::start(&lab);

@@ -125,7 +125,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             print_accepted(&client::send(&leave.daemon.socket, "/v1/leave", &LeaveRequest { name: leave.name })?)?;
         }
         Command::Move(order) => {
-            let request = MoveRequest { what: order.what, to: order.to };
+            let request = MoveRequest { what: order.what, to: order.to, through: order.through };
             print_accepted(&client::send(&order.daemon.socket, "/v1/move", &request)?)?;
         }
         Command::Context(command) => match command.action {

@@ -75,7 +75,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
     } else {
         None
     };
-    let mover = options.moves.then(|| Arc::new(DaemonMover(options.daemon.socket)) as Arc<dyn Mover>);
+    let mover = (options.moves || options.waypoint).then(|| Arc::new(DaemonMover(options.daemon.socket)) as Arc<dyn Mover>);
     let ready = |address| {
         tracing::info!(%address, key = key.short(), "the relay is up");
         braid_daemon::notify("READY=1");
@@ -101,6 +101,8 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
                 memory,
                 packets,
                 mover,
+                waypoints: options.through,
+                passes: options.waypoint,
             },
             ready,
             stop,

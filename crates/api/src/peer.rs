@@ -79,4 +79,8 @@ pub struct MoveRequest {
     pub what: String,
     /// Device of the link; `null`: a bonded flow uses all links again, and a direct one the link that it began on.
     pub to: Option<String>,
+    /// A direct flow is to pass the host of this relay on the way, over the link, or `null` over the best one. Until it has its own way again, `to` changes the
+    /// link between this machine and that host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub through: Option<String>,
 }

@@ -29,6 +29,10 @@ pub struct MovedFlow {
     /// Whether the kernel rewrites it already. Ignored in requests.
     #[serde(default)]
     pub active: bool,
+    /// It is no flow of this machine: packets between two other hosts pass this machine, which exchanges both ends. `own` is the side of the destination, and
+    /// `wire` that of the host that moves the flow, each from this machine. No program of this machine may use these ports.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub passes: bool,
     /// Rest of its lease. Ignored in requests.
     #[serde(default)]
     pub remaining_ms: u64,

@@ -18,6 +18,8 @@ pub(crate) const PACKETS: u64 = 1 << 1;
 pub(crate) const CONTROL: u64 = 1 << 2;
 /// Capability: in these, the server takes the steps of a move one by one.
 pub(crate) const STEPS: u64 = 1 << 3;
+/// Capability: in these, the server takes requests to let flows to other hosts pass.
+pub(crate) const WAYPOINT: u64 = 1 << 4;
 /// Capabilities of this implementation, wherever it runs.
 pub(crate) const CAPABILITIES: u64 = SCHEDULING;
 /// The longest message.

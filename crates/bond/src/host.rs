@@ -27,7 +27,7 @@ pub use self::admission::refusals;
 use self::conn::{Conn, Stage, transport};
 pub use self::source::{Source, SourceLimiter, source, sources};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{BondId, CAPABILITIES, CONTROL, Hello, PACKETS, STEPS, Secret, VERSION};
+use crate::hello::{BondId, CAPABILITIES, CONTROL, Hello, PACKETS, STEPS, Secret, VERSION, WAYPOINT};
 use crate::{Bond, Event, FlowKind, Limits, PathId, Side};
 
 /// Length of this host's connection IDs in bytes. IDs are random and unique within a host. They are not a secret: guessing one gives no access.
@@ -260,6 +260,17 @@ impl Host {
     /// Client: whether the server of this bond takes flows of this kind, which not every server does. `false` until a path has joined.
     pub fn takes(&self, bond: BondId, kind: FlowKind) -> bool {
         self.sessions.get(&bond).is_some_and(|session| session.capabilities & capability(kind) == capability(kind))
+    }
+
+    /// Server: announces to the clients of later paths that it lets flows to other hosts pass, and takes control flows about them.
+    pub fn offer_waypoint(&mut self) {
+        self.offer(FlowKind::Control);
+        self.offered |= WAYPOINT;
+    }
+
+    /// Client: whether the server of this bond lets flows to other hosts pass. `false` until a path has joined.
+    pub fn is_waypoint(&self, bond: BondId) -> bool {
+        self.takes(bond, FlowKind::Control) && self.sessions.get(&bond).is_some_and(|session| session.capabilities & WAYPOINT != 0)
     }
 
     /// Client: sets the assumed round-trip time before the first measurement. QUIC repeats a first packet after three round trips. The default is a

@@ -70,7 +70,7 @@ pub use flows::Stuck;
 pub use living::FlowsView;
 use living::LivingFlows;
 pub use measuring::Measurement;
-pub use moving::{MAX_ORDER, MoveOrder, MoveStep, OrderedFlow};
+pub use moving::{MAX_ORDER, MoveOrder, MoveStep, OrderedFlow, Recipient};
 pub use optimum::{BondScheduling, PacketLoad};
 pub use programs::{MAX_PROGRAM_RULES, MAX_RULES_OF_PROGRAM, NewRule, Program};
 pub use relocated::Departures;

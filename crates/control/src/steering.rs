@@ -508,8 +508,10 @@ pub struct Rewrite {
     pub destination: SocketAddr,
     /// The device over which they leave, or by which they seem to arrive; `None`: they leave over the flow's own link, or arrive as they are.
     pub device: Option<LinkIndex>,
-    /// They are for this machine.
+    /// They are for this machine, or pass it.
     pub arrives: bool,
+    /// They arrive, and leave over the device, for another host; without one they are dropped.
+    pub passes: bool,
     /// If they arrive: the only device over which they may; `None`: any.
     pub from: Option<LinkIndex>,
     /// Their firewall mark afterwards.
@@ -521,7 +523,16 @@ pub struct Rewrite {
 impl Rewrite {
     /// The packets of this machine with these ends leave as they are.
     pub fn unchanged(ends: &Ends) -> Self {
-        Self { source: ends.source, destination: ends.destination, device: None, arrives: false, from: None, mark: 0, numbers: None }
+        Self {
+            source: ends.source,
+            destination: ends.destination,
+            device: None,
+            arrives: false,
+            passes: false,
+            from: None,
+            mark: 0,
+            numbers: None,
+        }
     }
 }
 

@@ -79,9 +79,16 @@ impl Daemon<'_> {
                 let _ = reply.send(left);
             }
             Request::Move(request, reply) => {
-                let bonded = self.peers.move_flows(&request);
+                // A waypoint is for direct flows.
+                let bonded = match &request.through {
+                    None => self.peers.move_flows(&request),
+                    Some(_) => Err(RequestError::not_found(
+                        "No such flow",
+                        format!("no direct flow has the id, application or name {}", request.what),
+                    )),
+                };
                 // A name may mean direct and bonded flows.
-                let moved = match (self.core.move_direct(time, &request.what, request.to.as_deref()), bonded) {
+                let moved = match (self.core.move_direct(time, &request.what, request.to.as_deref(), request.through.as_deref()), bonded) {
                     (Some(Ok(direct)), Ok(bonded)) => Ok(Accepted {
                         message: format!("{}; {}", bonded.message, direct.message),
                         warnings: bonded.warnings.into_iter().chain(direct.warnings).collect(),

@@ -86,11 +86,13 @@ impl Daemon<'_> {
                 self.peers.on_packets_refused(&name, host);
                 Ok(())
             }
-            Change::Mover { host, ready } => {
-                tracing::info!(%host, ready, "a server takes requests to move direct flows, or takes them no more");
-                let movers = self.peers.note_mover(host, ready);
-                self.core.set_movers(now(), movers)
+            Change::Mover { recipient, ready } => {
+                tracing::info!(?recipient, ready, "a server or relay takes requests to move direct flows, or takes them no more");
+                self.peers.note_mover(&recipient, ready);
+                self.core.set_waypoints(self.peers.waypoints());
+                self.core.set_movers(now(), self.peers.movers())
             }
+            Change::Passage { number, near, far } => self.core.on_way(now(), number, near, far),
             Change::MoveBlocked { number } => self.core.on_move_blocked(now(), number),
             Change::MoveAnswer { number, answer } => self.core.on_move_answer(now(), number, answer),
             Change::Server { host, event } => {

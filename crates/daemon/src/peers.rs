@@ -11,7 +11,7 @@ use braid_api::{
 };
 use braid_bond::{BondScheduler, FlowPolicy, PathId, PathState, PathView as BondPath, SchedulingPlan};
 use braid_control::RequestError;
-use braid_control::core::{BondPolicy, BondReason, BondScheduling, Bonded, Ended, MoveOrder, PacketLoad, Question, ServerEvent};
+use braid_control::core::{BondPolicy, BondReason, BondScheduling, Bonded, Ended, MoveOrder, PacketLoad, Question, Recipient, ServerEvent};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::{AppId, RedirectedFlow};
@@ -103,12 +103,21 @@ pub enum Change {
     },
     /// A path of a bond started or stopped delivering.
     Path(PathChange),
-    /// A server takes requests to move flows, or takes them no more.
+    /// A server or a relay takes requests to move flows, or takes them no more.
     Mover {
-        /// Address of the server.
-        host: IpAddr,
+        /// Who.
+        recipient: Recipient,
         /// Whether it takes them.
         ready: bool,
+    },
+    /// A relay lets the flow of a [`MoveOrder`] pass.
+    Passage {
+        /// Number of the order.
+        number: u64,
+        /// The relay's address and port towards this machine.
+        near: SocketAddr,
+        /// And towards the flow's destination.
+        far: SocketAddr,
     },
     /// A host got no segment of the test of a [`MoveOrder`].
     MoveBlocked {
@@ -212,6 +221,10 @@ struct JoinedRelay {
     stored: Stored,
     client: Client,
     session: u64,
+    /// Takes requests to let flows pass.
+    orders: mpsc::UnboundedSender<MoveOrder>,
+    /// Whether the relay takes such requests.
+    passes: bool,
 }
 
 impl JoinedRelay {
@@ -451,13 +464,27 @@ impl Peers {
 
     /// Asks a server to move flows; the answer comes as a [`Change`].
     pub fn order(&self, order: MoveOrder) {
-        self.servers.order(order, &self.changes);
+        let number = order.number;
+        let orders = match &order.recipient {
+            Recipient::Host(host) => self.servers.orders(*host),
+            Recipient::Waypoint(name) => self.relays.get(name).map(|known| &known.orders),
+        };
+        if orders.is_none_or(|orders| orders.send(order).is_err()) {
+            let _ = self.changes.send(Change::MoveAnswer { number, answer: Err("there is no bond to it".to_owned()) });
+        }
     }
 
-    /// Notes whether a server takes requests to move flows. Returns all that do.
-    pub fn note_mover(&mut self, host: IpAddr, ready: bool) -> BTreeSet<IpAddr> {
-        self.servers.note_mover(host, ready);
-        self.movers()
+    /// Notes whether a server or a relay takes requests to move flows.
+    pub fn note_mover(&mut self, recipient: &Recipient, ready: bool) {
+        match recipient {
+            Recipient::Host(host) => self.servers.note_mover(*host, ready),
+            Recipient::Waypoint(name) => drop(self.relays.get_mut(name).map(|known| known.passes = ready)),
+        }
+    }
+
+    /// Relays that let flows pass.
+    pub fn waypoints(&self) -> BTreeSet<String> {
+        self.relays.iter().filter(|(_, known)| known.passes).map(|(name, _)| name.clone()).collect()
     }
 
     /// Servers that take requests to move flows.
@@ -848,7 +875,8 @@ impl Peers {
                 }
             }
         });
-        self.relays.insert(stored.name.clone(), JoinedRelay { stored, client, session });
+        let orders = moves::serve(Recipient::Waypoint(stored.name.clone()), client.clone(), self.changes.clone());
+        self.relays.insert(stored.name.clone(), JoinedRelay { stored, client, session, orders, passes: false });
         Ok(())
     }
 

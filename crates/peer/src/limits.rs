@@ -58,6 +58,11 @@ pub struct Meter {
 }
 
 impl Meter {
+    /// Whether the client's bytes are limited, in a second or in a month.
+    pub fn limits_bytes(&self) -> bool {
+        self.limits.rate_down.is_some() || self.limits.rate_up.is_some() || self.limits.monthly.is_some()
+    }
+
     /// A meter with `used` bytes already counted for the month of `unix` (seconds of Unix time), and no flows.
     pub fn new(limits: Limits, used: ByteCount, now: Time, unix: i64) -> Self {
         let mut month = Allowance::new(limits.monthly, RESET_DAY, unix);

@@ -66,7 +66,16 @@ impl Host {
 
 fn moved(source: SocketAddr, destination: SocketAddr, leaves: Option<(&str, u32)>) -> Rewrite {
     let (device, mark) = leaves.unwrap_or((DEPARTURE_DEVICE, DEPARTURE_MARK));
-    Rewrite { source, destination, device: Some(index_of(device)), mark, arrives: leaves.is_none(), from: None, numbers: None }
+    Rewrite {
+        source,
+        destination,
+        device: Some(index_of(device)),
+        mark,
+        arrives: leaves.is_none(),
+        passes: false,
+        from: None,
+        numbers: None,
+    }
 }
 
 /// Packets before, and their source and destination afterwards.

@@ -736,6 +736,7 @@ fn arrival([source, destination]: Pair) -> Rewrite {
         device: loopback,
         mark: MOVED_MARK,
         arrives: true,
+        passes: false,
         from: loopback,
         numbers: None,
     }
@@ -785,6 +786,57 @@ fn check_moved(switch: &mut KernelSwitch, protocol: Protocol, before: Pair, afte
     let passed = switch.pass("braid_rewrite_in", &frame.0, 0, 0).map_err(fail)?;
     prop_assert_eq!((passed.verdict, passed.mark, Frame(passed.frame)), (NEXT, 0, frame));
     Ok(())
+}
+
+/// The frame with another hop limit.
+fn with_hops(mut frame: Vec<u8>, hops: u8) -> Vec<u8> {
+    if frame[14] >> 4 == 6 {
+        frame[14 + 7] = hops;
+        return frame;
+    }
+    frame[14 + 8] = hops;
+    frame[14 + 10..14 + 12].fill(0);
+    let sum: u32 = frame[14..34].chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let check = !((folded & 0xffff) + (folded >> 16)) as u16;
+    frame[14 + 10..14 + 12].copy_from_slice(&check.to_be_bytes());
+    frame
+}
+
+/// A packet between other hosts leaves with the other addresses and one hop less, if the way is tested and it comes over the right device.
+fn check_passing(switch: &mut KernelSwitch, before: Pair, after: Pair, payload: &[u8]) -> Result<(), TestCaseError> {
+    let entry = Rewrite { passes: true, ..arrival(after) };
+    let mut pass = |entry: Rewrite, frame: &[u8]| {
+        switch.set_rewrites(&[(ends(Protocol::Tcp, before), entry)].into()).map_err(fail)?;
+        switch.pass("braid_rewrite_in", frame, 0, 0).map_err(fail)
+    };
+    let frame = ethernet(&packet_of(before, Protocol::Tcp, payload));
+    let expected = ethernet(&packet_of(after, Protocol::Tcp, payload));
+    let passed = pass(entry, &with_hops(frame.clone(), 9))?;
+    prop_assert_eq!((passed.verdict, passed.mark, Frame(passed.frame)), (REDIRECT, MOVED_MARK, Frame(with_hops(expected, 8))));
+    for (entry, hops) in
+        [(entry, 1), (entry, 0), (Rewrite { device: None, ..entry }, 9), (Rewrite { from: Some(LinkIndex(2)), ..entry }, 9)]
+    {
+        prop_assert_eq!(pass(entry, &with_hops(frame.clone(), hops))?.verdict, DROP);
+    }
+    Ok(())
+}
+
+#[test]
+fn packets_between_other_hosts_pass_with_one_hop_less() {
+    let address = |family: Family| match family {
+        Family::V4 => any::<[u8; 4]>().prop_map(IpAddr::from).boxed(),
+        Family::V6 => {
+            any::<[u8; 15]>().prop_map(|rest| IpAddr::from([&[0x20], &rest[..]].concat().first_chunk::<16>().copied().unwrap())).boxed()
+        }
+    };
+    let pair = move |family: Family| [(address(family), any::<u16>()), (address(family), any::<u16>())];
+    let case = prop_oneof![Just(Family::V4), Just(Family::V6)]
+        .prop_flat_map(move |family| (pair(family), pair(family), prop::collection::vec(any::<u8>(), 0..40)));
+    with_switch("flows that pass", |switch| {
+        let switch = RefCell::new(switch);
+        each(300, case, |(before, after, payload)| check_passing(&mut switch.borrow_mut(), before, after, &payload));
+    });
 }
 
 #[test]
@@ -846,6 +898,35 @@ fn errors_about_moved_flows_reach_their_sockets() {
                 let passed = switch.pass("braid_rewrite_in", &frame, 0, 0).unwrap();
                 assert_eq!((passed.verdict, Frame(passed.frame)), (NEXT, Frame(frame)));
             }
+        }
+    });
+}
+
+/// An ICMP error about what passed this host goes on to the host that sent it, and names this host's address.
+#[test]
+fn errors_about_flows_that_pass_go_to_the_sender() {
+    let pair = |text: [&str; 2], ports: [u16; 2]| -> Pair { [0, 1].map(|end| (text[end].parse().unwrap(), ports[end])) };
+    let cases = [
+        (pair(["192.0.2.7", "198.51.100.9"], [1000, 2000]), pair(["198.51.100.9", SERVER4], [3000, 443])),
+        (pair(["2001:db8:7::7", "2001:db8::9"], [1000, 2000]), pair(["2001:db8::9", "2001:db8::2"], [3000, 443])),
+    ];
+    with_switch("errors about flows that pass", |switch| {
+        for (client, server) in cases {
+            let entry = Rewrite { passes: true, ..arrival([client[1], client[0]]) };
+            switch.set_rewrites(&[(ends(Protocol::Tcp, [server[1], server[0]]), entry)].into()).unwrap();
+            let error = |from: String, to: IpAddr, about: Pair| {
+                let quoted = packet_of(about, Protocol::Tcp, &[5; 9]);
+                match to {
+                    IpAddr::V4(_) => ethernet(&ipv4(&from, &to.to_string(), 1, &icmp4(3, [0, 0, 5, 0], &quoted[..28]))),
+                    IpAddr::V6(_) => ethernet(&ipv6(&from, &to.to_string(), 58, &icmp6(2, [0, 0, 5, 0], &quoted[..48]))),
+                }
+            };
+            let router = if client[0].0.is_ipv4() { "203.0.113.1" } else { "2001:db8:1::1" };
+            let passed = switch.pass("braid_rewrite_in", &error(router.to_owned(), server[0].0, server), 0, 0).unwrap();
+            let expected = error(client[1].0.to_string(), client[0].0, client);
+            let hops = expected[if client[0].0.is_ipv4() { 14 + 8 } else { 14 + 7 }];
+            let expected = with_hops(expected, hops - 1);
+            assert_eq!((passed.verdict, passed.mark, Frame(passed.frame)), (REDIRECT, MOVED_MARK, Frame(expected)));
         }
     });
 }

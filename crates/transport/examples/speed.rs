@@ -58,6 +58,8 @@ fn main() {
                 memory: Default::default(),
                 packets: None,
                 mover: None,
+                waypoints: Vec::new(),
+                passes: false,
             };
             let tell = |address: SocketAddr| ready.send((address, target)).expect("somebody waits");
             relay::run(options, tell, std::future::pending()).await.expect("a relay");

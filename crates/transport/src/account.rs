@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use braid_bond::BondId;
@@ -11,7 +11,12 @@ use braid_peer::destination::Policy;
 use braid_peer::limits::{Direction, Limits, Meter};
 use braid_peer::registry::{ClientId, Month};
 
+use tokio::sync::Semaphore;
+
 use crate::sockets::{Counted, Sockets};
+
+/// Maximum number of flows of one client that pass this host at a time.
+const MAX_WAYS: usize = 256;
 
 /// Meter of a client, shared by all its bonds and flows.
 pub(crate) struct Account {
@@ -23,6 +28,8 @@ pub(crate) struct Account {
     /// Destination policy of the client, with its own resolver quota.
     pub(crate) policy: Policy,
     pub(crate) sockets: Sockets,
+    /// Flows between the client and other hosts that may still pass this host.
+    pub(crate) ways: Arc<Semaphore>,
 }
 
 impl Account {
@@ -33,7 +40,15 @@ impl Account {
         let policy = policy.for_another_client();
         let used = client.map_or(ByteCount::ZERO, |(_, month)| month.down + month.up);
         let meter = Mutex::new(Meter::new(limits, used, Time::ZERO, unix));
-        Self { meter, started, client: client.map(|(client, _)| client), moved: Default::default(), policy, sockets: Sockets::default() }
+        Self {
+            meter,
+            started,
+            client: client.map(|(client, _)| client),
+            moved: Default::default(),
+            policy,
+            sockets: Sockets::default(),
+            ways: Arc::new(Semaphore::new(MAX_WAYS)),
+        }
     }
 
     pub(crate) fn now(&self) -> (Time, i64) {

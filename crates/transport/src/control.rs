@@ -69,6 +69,55 @@ pub struct MoveRequest {
     pub flows: Vec<PeerFlow>,
 }
 
+/// A flow to another host that is to pass the server, which has an address and port towards each end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassingFlow {
+    /// Address and port of the client on the way, as it has them itself.
+    pub client: SocketAddr,
+    /// Address and port of the other host.
+    pub server: SocketAddr,
+    /// The server's address and port towards the other host, if it passes already.
+    pub far: Option<SocketAddr>,
+}
+
+/// A client's request: its flows pass the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassRequest {
+    /// Number of the request in the control flow.
+    pub id: u64,
+    /// The path from whose address the flows come.
+    pub path: u32,
+    /// For how long, in milliseconds, unless the client asks again.
+    pub lease_ms: u64,
+    /// What the server does now. A flow that does not pass yet takes no steps.
+    #[serde(default)]
+    pub step: MoveStep,
+    /// The flows, at most [`MAX_FLOWS`].
+    pub passing: Vec<PassingFlow>,
+}
+
+/// A request of a client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Request {
+    /// To the host of the flows.
+    Move(MoveRequest),
+    /// To a waypoint.
+    Pass(PassRequest),
+}
+
+/// The server's addresses and ports for a flow that passes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Passage {
+    /// Towards the client.
+    pub near: SocketAddr,
+    /// Towards the other host.
+    pub far: SocketAddr,
+}
+
 /// A server's answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,6 +129,9 @@ pub struct MoveAnswer {
     /// The way drops packets of connections whose start it did not see: none has arrived, and no flow was moved.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub blocked: bool,
+    /// The flows that pass, by their places in a [`PassRequest`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub passing: BTreeMap<usize, Passage>,
 }
 
 /// Why a request has no answer.
@@ -121,6 +173,8 @@ mod tests {
     fn a_client_of_an_earlier_version_moves_flows_in_one_step() {
         let request: MoveRequest = serde_json::from_str(r#"{"id":1,"path":0,"lease_ms":30000,"flows":[]}"#).unwrap();
         assert_eq!(request.step, MoveStep::Move);
+        let same: Request = serde_json::from_str(r#"{"id":1,"path":0,"lease_ms":30000,"flows":[]}"#).unwrap();
+        assert_eq!(same, Request::Move(request));
         let answer = serde_json::to_string(&MoveAnswer { id: 1, ..MoveAnswer::default() }).unwrap();
         assert_eq!(answer, r#"{"id":1,"refused":{}}"#, "it knows no other members");
     }

@@ -7,7 +7,9 @@ use braid_bond::{FlowKind, FlowPolicy, Open, Target, codes};
 use tokio::io::AsyncReadExt;
 
 use crate::client::Client;
-use crate::control::{ANSWER_TIMEOUT, ControlError, MoveAnswer, MoveRequest, MoveStep, PeerFlow, read, write};
+use crate::control::{
+    ANSWER_TIMEOUT, ControlError, MoveAnswer, MoveRequest, MoveStep, PassRequest, PassingFlow, PeerFlow, Request, read, write,
+};
 use crate::host_driver::ResetCode;
 use crate::stream::FlowStream;
 
@@ -18,6 +20,11 @@ impl Client {
     /// Whether the server takes control flows. `false` until a path is up.
     pub fn takes_control(&self) -> bool {
         self.with_bond(|host, bond| host.takes(bond, FlowKind::Control))
+    }
+
+    /// Whether the server lets flows to other hosts pass. `false` until a path is up.
+    pub fn is_waypoint(&self) -> bool {
+        self.with_bond(|host, bond| host.is_waypoint(bond))
     }
 
     /// Opens a control flow.
@@ -53,14 +60,37 @@ impl ControlFlow {
     ) -> Result<MoveAnswer, ControlError> {
         self.last += 1;
         let lease_ms = lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
-        let request = MoveRequest { id: self.last, path, lease_ms, step, flows };
+        let count = flows.len();
+        self.exchange(Request::Move(MoveRequest { id: self.last, path, lease_ms, step, flows }), count).await
+    }
+
+    /// Asks the server to let flows pass that come from the address of `path`. At most [`MAX_FLOWS`](crate::control::MAX_FLOWS).
+    ///
+    /// # Errors
+    /// As for [`ask`](Self::ask).
+    pub async fn ask_to_pass(
+        &mut self,
+        path: u32,
+        lease: Duration,
+        step: MoveStep,
+        passing: Vec<PassingFlow>,
+    ) -> Result<MoveAnswer, ControlError> {
+        self.last += 1;
+        let (lease_ms, count) = (u64::try_from(lease.as_millis()).unwrap_or(u64::MAX), passing.len());
+        self.exchange(Request::Pass(PassRequest { id: self.last, path, lease_ms, step, passing }), count).await
+    }
+
+    /// Sends a request about `count` flows, and receives the answer.
+    async fn exchange(&mut self, request: Request, count: usize) -> Result<MoveAnswer, ControlError> {
         let exchange = async {
             write(&mut self.stream, &request).await?;
             read::<MoveAnswer>(&mut self.stream).await
         };
         let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await.map_err(|_| ControlError::Late)??;
         match answer {
-            answer if answer.id == request.id && answer.refused.keys().all(|place| *place < request.flows.len()) => Ok(answer),
+            answer if answer.id == self.last && answer.refused.keys().chain(answer.passing.keys()).all(|place| *place < count) => {
+                Ok(answer)
+            }
             _ => Err(ControlError::Invalid("an answer to another request".to_owned())),
         }
     }

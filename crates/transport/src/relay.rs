@@ -87,6 +87,10 @@ pub struct Options {
     pub packets: Option<PacketPort>,
     /// Moves this host's running flows to other links of their clients; `None`: they stay.
     pub mover: Option<Arc<dyn Mover>>,
+    /// Waypoints between this host and its clients: to their addresses, too, clients may move flows.
+    pub waypoints: Vec<IpAddr>,
+    /// Lets flows of registered clients to other hosts pass. Needs `mover`.
+    pub passes: bool,
 }
 
 /// Why a relay or a client cannot run.
@@ -185,7 +189,11 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     if packets.is_some() {
         host.offer(FlowKind::Packets);
     }
-    if options.mover.is_some() {
+    // A stranger's flows do not pass.
+    let passes = options.passes && clients == Clients::Keyed;
+    if options.mover.is_some() && passes {
+        host.offer_waypoint();
+    } else if options.mover.is_some() {
         host.offer(FlowKind::Control);
     }
     let (driver, mut notices) = HostDriver::start(host);
@@ -206,7 +214,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
             (None, Policy::local(Vec::new(), own, ports, address.port()))
         }
     };
-    let control = options.mover.map(|mover| ControlServer::new(mover, driver.clone()));
+    let control = options.mover.map(|mover| ControlServer::new(mover, driver.clone(), options.waypoints, passes));
     let mut relay = Relay {
         driver,
         worker,
@@ -422,7 +430,7 @@ impl Relay {
                     None => flow.answer(codes::NOT_OPENED),
                 },
                 FlowKind::Control => match &control {
-                    Some(control) => control.serve(flow).await,
+                    Some(control) => control.serve(flow, &account, &policy).await,
                     None => flow.answer(codes::NOT_OPENED),
                 },
             }

@@ -3,17 +3,18 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use braid_bond::{FlowKind, FlowPolicy, Open, PathState, Target, codes};
 use braid_model::LinkSet;
 use braid_model::key::PublicKey;
 use braid_peer::destination::Ports;
 use braid_peer::keys::KeyPair;
+use braid_peer::limits::Limits;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
-use braid_transport::control::{MoveStep, PeerFlow};
+use braid_transport::control::{MoveStep, Passage, PassingFlow, PeerFlow};
 use braid_transport::relay::{self, ArrivalResult, FlowToMove, MoveResult, Mover, Options, Reach};
 use braid_transport::{ControlFlow, ResetCode};
 use tokio::net::{TcpListener, UdpSocket};
@@ -38,6 +39,11 @@ impl Server {
     }
 
     async fn start_with(local: bool, mover: Option<Arc<dyn Mover>>) -> Self {
+        Self::start_as(local, mover, Vec::new()).await
+    }
+
+    /// A waypoint, if it does not serve itself only. It lets clients reach these networks.
+    async fn start_as(local: bool, mover: Option<Arc<dyn Mover>>, allow: Vec<ipnet::IpNet>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(&dir.path().join("relay")).unwrap();
         let keys = KeyPair::load_or_generate(&state, "relay.key").unwrap();
@@ -45,7 +51,7 @@ impl Server {
         let reach = if local {
             Reach::Itself { own: Vec::new(), ports: Ports::All, rate: None }
         } else {
-            Reach::Internet { registry: Box::new(Registry::open(&state).unwrap()), allow: Vec::new(), own: Vec::new() }
+            Reach::Internet { registry: Box::new(Registry::open(&state).unwrap()), allow, own: Vec::new() }
         };
         let options = Options {
             listen: (LOCALHOST, 0).into(),
@@ -56,6 +62,8 @@ impl Server {
             memory: Default::default(),
             packets: None,
             mover,
+            waypoints: vec!["198.51.100.7".parse().unwrap()],
+            passes: true,
         };
         let (ready, listening) = oneshot::channel();
         let task = tokio::spawn(async move {
@@ -244,8 +252,15 @@ impl Mover for Notes {
 }
 
 async fn connected(server: &Server, links: Vec<ClientLink>) -> Client {
+    connected_as(server, links, None).await
+}
+
+/// With a key and a token of an invitation.
+async fn connected_as(server: &Server, links: Vec<ClientLink>, invited: Option<(KeyPair, [u8; 16])>) -> Client {
     let addresses = vec![server.address.to_string().parse().unwrap()];
-    let client = Client::start(Peer { addresses, key: Some(server.key), token: None, name: String::new() }, None, None).unwrap();
+    let token = invited.as_ref().map(|(_, token)| *token);
+    let peer = Peer { addresses, key: Some(server.key), token, name: String::new() };
+    let client = Client::start(peer, invited.as_ref().map(|(keys, _)| keys), None).unwrap();
     let paths = links.len();
     client.set_links(links);
     let begun = Instant::now();
@@ -319,6 +334,112 @@ async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
     let mut control = open_control(&client).await;
     assert!(control.ask(0, None, MoveStep::Move, Vec::new()).await.unwrap().refused.is_empty());
     assert_eq!(client.open_control().await.err(), Some(ResetCode(codes::BUSY)), "a bond has one");
+}
+
+/// A waypoint for what is in 203.0.113.0/24, and a client with these limits.
+async fn waypoint(notes: Arc<Notes>, limits: Limits) -> (Server, Client) {
+    let server = Server::start_as(false, Some(notes), vec!["203.0.113.0/24".parse().unwrap()]).await;
+    let registry = || Registry::open(&StateDir::open(&server._dir.path().join("relay")).unwrap()).unwrap();
+    let token = *registry().invite_limited(None, limits, TIMEOUT, SystemTime::now()).unwrap().reveal();
+    let keys = KeyPair::load_or_generate(&StateDir::open(&server._dir.path().join("client")).unwrap(), "client.key").unwrap();
+    let other = ClientLink { number: 1, v4: Some("127.0.7.7".parse().unwrap()), ..link() };
+    let client = connected_as(&server, vec![link(), other], Some((keys, token))).await;
+    (server, client)
+}
+
+fn passing(client: &str, server: &str, far: Option<SocketAddr>) -> PassingFlow {
+    PassingFlow { client: client.parse().unwrap(), server: server.parse().unwrap(), far }
+}
+
+#[tokio::test]
+async fn a_waypoint_lets_a_client_pass_from_its_own_addresses_to_destinations_that_the_relay_opens() {
+    let notes = Arc::new(Notes::default());
+    let (_server, client) = waypoint(notes.clone(), Limits::default()).await;
+    assert!(client.is_waypoint());
+    let mut control = client.open_control().await.unwrap();
+    let path = |number| client.paths().into_iter().find(|(_, path)| path.link == number).unwrap().0.0;
+    let lease = Duration::from_secs(30);
+    let wanted = [
+        ("127.0.0.1:5000", "203.0.113.10:80"),
+        ("127.0.0.1:5000", "192.168.1.1:80"),
+        ("127.0.0.1:5000", "127.0.0.1:80"),
+        ("127.0.0.1:5000", "169.254.169.254:80"),
+        ("127.0.0.9:5000", "203.0.113.10:80"),
+        ("[::1]:5000", "[2001:db8:1::1]:80"),
+        ("127.0.0.1:5000", "203.0.113.10:0"),
+    ];
+    let wanted = wanted.map(|(client, server)| passing(client, server, None)).to_vec();
+    let answer = control.ask_to_pass(path(0), lease, MoveStep::Move, wanted.clone()).await.unwrap();
+    assert_eq!(answer.refused.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6], "{answer:?}");
+    let Passage { near, far } = answer.passing[&0];
+    assert!(near != far && near.ip() == Ipv4Addr::LOCALHOST && far.ip() == near.ip(), "{answer:?}");
+    let (asked, _, step) = notes.asked.lock().unwrap()[0];
+    assert_eq!((asked.own, asked.wire), ((far, wanted[0].server), (near, wanted[0].client)));
+    assert_eq!((asked.numbers, step), (None, MoveStep::Move));
+    // Nobody else gets the ports.
+    for port in [near, far] {
+        assert_eq!(TcpListener::bind(port).await.unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    }
+    // The same flow over the other link, step by step. The destination and the ports stay.
+    let moved = |server| vec![passing("127.0.7.7:5001", server, Some(far))];
+    for step in [MoveStep::Accept, MoveStep::Test, MoveStep::Move] {
+        let answer = control.ask_to_pass(path(1), lease, step, moved("203.0.113.10:80")).await.unwrap();
+        assert_eq!((answer.passing[&0], answer.blocked), (Passage { near, far }, false));
+        assert_eq!(notes.asked.lock().unwrap().last().unwrap().2, step);
+    }
+    let other = control.ask_to_pass(path(1), lease, MoveStep::Move, moved("203.0.113.11:80")).await.unwrap();
+    assert!(other.refused[&0].contains("does not pass"), "{other:?}");
+    let unknown = Some("127.0.0.1:9".parse().unwrap());
+    let flow = passing("127.0.7.7:5001", "203.0.113.10:80", unknown);
+    assert!(control.ask_to_pass(path(1), lease, MoveStep::Move, vec![flow]).await.unwrap().refused[&0].contains("does not pass"));
+    notes.blocked.store(true, Ordering::Relaxed);
+    assert!(control.ask_to_pass(path(1), lease, MoveStep::Test, moved("203.0.113.10:80")).await.unwrap().blocked);
+    // The number of flows is limited.
+    let many = vec![passing("127.0.0.1:5000", "203.0.113.10:80", None); 256];
+    assert_eq!(control.ask_to_pass(path(0), lease, MoveStep::Move, many).await.unwrap().refused.len(), 1);
+    // Their ports are free once the control flow has ended.
+    drop(control);
+    let begun = Instant::now();
+    while TcpListener::bind(near).await.is_err() {
+        assert!(begun.elapsed() < TIMEOUT);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_whose_bytes_are_limited_does_not_pass_a_waypoint() {
+    let notes = Arc::new(Notes::default());
+    let monthly = Limits { monthly: Some(braid_model::ByteCount::new(1 << 30)), ..Limits::default() };
+    let (_server, client) = waypoint(notes.clone(), monthly).await;
+    let mut control = client.open_control().await.unwrap();
+    let path = client.paths().into_iter().find(|(_, path)| path.link == 0).unwrap().0.0;
+    let flow = passing("127.0.0.1:5000", "203.0.113.10:80", None);
+    let answer = control.ask_to_pass(path, Duration::from_secs(30), MoveStep::Move, vec![flow]).await.unwrap();
+    assert!(answer.refused[&0].contains("limit") && notes.asked.lock().unwrap().is_empty(), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_server_moves_flows_to_the_waypoints_that_it_names_only_and_is_none_for_strangers() {
+    let notes = Arc::new(Notes::default());
+    let server = Server::start_with(true, Some(notes.clone())).await;
+    let client = connected(&server, vec![link()]).await;
+    assert!(client.takes_control() && !client.is_waypoint());
+    let mut control = client.open_control().await.unwrap();
+    let flow = |via: &str| PeerFlow {
+        client: "127.0.0.1:5000".parse().unwrap(),
+        server: "127.0.0.1:80".parse().unwrap(),
+        via: via.parse().unwrap(),
+        sent: 1,
+        received: 2,
+    };
+    let lease = Some(Duration::from_secs(30));
+    let flows = vec![flow("198.51.100.7:5001"), PeerFlow { client: "127.0.0.1:5002".parse().unwrap(), ..flow("198.51.100.8:5001") }];
+    let refused = control.ask(0, lease, MoveStep::Accept, flows).await.unwrap().refused;
+    assert!(refused.len() == 1 && refused[&1].contains("names no such waypoint"), "{refused:?}");
+    assert_eq!(notes.asked.lock().unwrap()[0].0.wire.1, "198.51.100.7:5001".parse().unwrap());
+    assert!(notes.asked.lock().unwrap()[0].0.numbers.is_some(), "the flow must still be proved to be the client's");
+    let flow = passing("127.0.0.1:5000", "203.0.113.10:80", None);
+    assert!(control.ask_to_pass(0, Duration::from_secs(30), MoveStep::Move, vec![flow]).await.is_err());
 }
 
 #[tokio::test]

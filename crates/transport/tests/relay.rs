@@ -64,6 +64,8 @@ impl TestRelay {
             memory,
             packets: None,
             mover: None,
+            waypoints: Vec::new(),
+            passes: false,
         };
         let (ready, listening) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();

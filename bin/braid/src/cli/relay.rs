@@ -59,6 +59,14 @@ pub(crate) struct RelayServer {
     /// host, which must run, and allow this user to change things.
     #[arg(long, requires = "local")]
     pub(crate) moves: bool,
+    /// With --moves, also let clients move their connections to this waypoint: an address of a host that runs "braid relay --waypoint" and that you trust;
+    /// repeatable.
+    #[arg(long, value_name = "ADDR", requires = "moves")]
+    pub(crate) through: Vec<IpAddr>,
+    /// Let running connections of clients to other hosts pass this host: a waypoint. Asks the Braid daemon of this host, which must run, and allow this user to
+    /// change things. Clients with a limit of rate or bytes get none.
+    #[arg(long, conflicts_with = "local")]
+    pub(crate) waypoint: bool,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
     /// Maximum number of flows of all clients together.
@@ -226,6 +234,9 @@ pub(crate) struct Move {
     /// Link to move to. Default: all links again for a bonded flow, and the one that it began on for a direct one.
     #[arg(long, value_name = "LINK")]
     pub(crate) to: Option<String>,
+    /// Let direct connections pass the host of this relay, which must run "braid relay --waypoint". Their server must name that host.
+    #[arg(long, value_name = "RELAY")]
+    pub(crate) through: Option<String>,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
 }

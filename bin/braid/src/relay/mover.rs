@@ -1,4 +1,4 @@
-//! `braid relay --moves`: asks this host's daemon to rewrite the packets of flows that clients move.
+//! `braid relay --moves` and `--waypoint`: asks this host's daemon to rewrite the packets of flows that clients move.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -97,6 +97,7 @@ fn moved(flow: &FlowToMove) -> MovedFlow {
         sends: false,
         active: false,
         remaining_ms: 0,
-        numbers: Some(SequenceNumbers { sent: flow.numbers.sent, received: flow.numbers.received }),
+        passes: flow.numbers.is_none(),
+        numbers: flow.numbers.map(|numbers| SequenceNumbers { sent: numbers.sent, received: numbers.received }),
     }
 }

@@ -55,13 +55,13 @@ const PORTS: u16 = 16;
 /// What another host is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MoveOrder {
-    /// The host.
-    pub host: IpAddr,
+    /// Who is asked.
+    pub recipient: Recipient,
     /// Number of the order.
     pub number: u64,
-    /// Slot of the link that the flows are to use; `None`: their own again.
+    /// Slot of the link whose path shows that this machine receives there; `None`: that is not asked for.
     pub slot: Option<usize>,
-    /// For how long; `None` with their own link.
+    /// For how long; `None`: the flows use their own link again.
     pub lease: Option<Duration>,
     /// What the host does now.
     pub step: MoveStep,
@@ -69,8 +69,17 @@ pub struct MoveOrder {
     pub flows: Vec<OrderedFlow>,
 }
 
+/// Who is asked to move flows.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Recipient {
+    /// The host to which they run.
+    Host(IpAddr),
+    /// A relay, by its name, whose host they pass on the way.
+    Waypoint(String),
+}
+
 /// A step of a move, at the other host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MoveStep {
     /// It accepts packets with the new addresses.
     Accept,
@@ -85,10 +94,12 @@ pub enum MoveStep {
 pub struct OrderedFlow {
     /// From this machine, as the socket has it.
     pub own: Ends,
-    /// This machine's address and port on the way.
+    /// This machine's address and port on the way, as the recipient is to see them.
     pub via: SocketAddr,
-    /// The sequence numbers with which it began.
+    /// The sequence numbers with which it began; zero for a waypoint, which does not see them.
     pub numbers: SequenceNumbers,
+    /// If it passes a waypoint: that host's address and port towards the destination; `None`: it has none yet.
+    pub far: Option<SocketAddr>,
 }
 
 /// The flows that move, and those that have moved.
@@ -97,13 +108,17 @@ pub(super) struct Moving {
     /// Hosts that take requests.
     hosts: BTreeSet<IpAddr>,
     flows: BTreeMap<Ends, Move>,
+    /// Relays that let flows pass.
+    waypoints: BTreeSet<String>,
+    /// Flows for which a relay was asked for a way, by the order.
+    requests: BTreeMap<u64, WayRequest>,
     /// Flows that could not move.
     refused: BTreeMap<Ends, Refusal>,
     /// Ways that drop packets of connections whose start they did not see, and until when that is remembered: from an address of this machine, and so for one
     /// network, to a service, since firewalls judge by the port of the service too.
     blocked: BTreeMap<(IpAddr, SocketAddr), Time>,
-    /// The flows of orders without answer, in their order.
-    asked: BTreeMap<u64, Vec<Ends>>,
+    /// Orders without answer: their flows, in their order, and who was asked.
+    asked: BTreeMap<u64, (Vec<Ends>, Recipient)>,
     last: u64,
     due: Option<Time>,
 }
@@ -117,13 +132,39 @@ struct Refusal {
     pause: Duration,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Move {
-    host: IpAddr,
+/// A relay that was asked to let a flow pass.
+#[derive(Debug)]
+struct WayRequest {
+    own: Ends,
+    relay: String,
+    slot: usize,
+    client: SocketAddr,
+    /// When there is no hope of an answer.
+    until: Time,
+}
+
+/// A host that a flow passes on the way. The flow's addresses on the way are those between this machine and it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Waypoint {
+    relay: String,
+    /// Its address and port towards the destination.
+    far: SocketAddr,
+}
+
+/// The link of a flow, and its addresses on the way.
+#[derive(Debug, Clone)]
+struct Way {
     slot: usize,
     wire: Ends,
-    /// The link and the addresses on the way that both hosts agreed about before.
-    before: Option<(usize, Ends)>,
+    waypoint: Option<Waypoint>,
+}
+
+#[derive(Debug, Clone)]
+struct Move {
+    host: IpAddr,
+    way: Way,
+    /// The one that both hosts agreed about before.
+    before: Option<Way>,
     /// `None` until they were read.
     numbers: Option<SequenceNumbers>,
     stage: Stage,
@@ -170,6 +211,13 @@ impl Moving {
         self.due
     }
 
+    fn takes(&self, recipient: &Recipient) -> bool {
+        match recipient {
+            Recipient::Host(host) => self.hosts.contains(host),
+            Recipient::Waypoint(relay) => self.waypoints.contains(relay),
+        }
+    }
+
     /// Notes why a flow stays for a while.
     fn refuse(&mut self, now: Time, own: Ends, reason: String) {
         tracing::debug!(source = %own.source, destination = %own.destination, reason, "a flow cannot move");
@@ -188,7 +236,30 @@ impl Moving {
     }
 }
 
+impl Move {
+    /// Who is asked about its move. What is behind a waypoint does not concern the host.
+    fn recipient(&self) -> Recipient {
+        match (&self.way.waypoint, &self.before) {
+            (Some(waypoint), Some(before)) if before.waypoint.as_ref() == Some(waypoint) => Recipient::Waypoint(waypoint.relay.clone()),
+            _ => Recipient::Host(self.host),
+        }
+    }
+
+    /// What a recipient is asked, and the slot of the link that it must see. `None`: its sequence numbers are not known.
+    fn ordered(&self, own: &Ends, recipient: &Recipient) -> Option<(Option<usize>, OrderedFlow)> {
+        let far = self.way.waypoint.as_ref().map(|waypoint| waypoint.far);
+        let hidden = far.filter(|_| matches!(recipient, Recipient::Host(_)));
+        let flow = OrderedFlow { own: *own, via: hidden.unwrap_or(self.way.wire.source), numbers: self.numbers?, far };
+        Some((hidden.is_none().then_some(self.way.slot), flow))
+    }
+}
+
 impl<S: Steering> Core<S> {
+    /// Sets the relays that let flows pass.
+    pub fn set_waypoints(&mut self, relays: BTreeSet<String>) {
+        self.moving.waypoints = relays;
+    }
+
     /// Sets the hosts that take requests to move flows.
     pub fn set_movers(&mut self, now: Time, hosts: BTreeSet<IpAddr>) -> Result<(), SteeringError> {
         self.moving.hosts = if self.config.moves { hosts } else { BTreeSet::new() };
@@ -236,7 +307,13 @@ impl<S: Steering> Core<S> {
     }
 
     /// `POST /v1/move`, for direct flows: those with this id, application or program name. `None`: there is none.
-    pub fn move_direct(&mut self, now: Time, what: &str, to: Option<&str>) -> Option<Result<Accepted, RequestError>> {
+    pub fn move_direct(
+        &mut self,
+        now: Time,
+        what: &str,
+        to: Option<&str>,
+        through: Option<&str>,
+    ) -> Option<Result<Accepted, RequestError>> {
         let named = |row: &FlowRow| row.id.0.to_string() == what || self.apps.name(&row.app) == what || row.app.name == what;
         let rows: Vec<FlowRow> = self.flows.iter().map(|living| &living.row).filter(|row| named(row)).cloned().collect();
         if rows.is_empty() {
@@ -248,7 +325,10 @@ impl<S: Steering> Core<S> {
             return Some(Err(RequestError::not_found("No such link", detail)));
         }
         let wanted: Vec<_> = rows.into_iter().map(|row| (row, slot.flatten())).collect();
-        let results = self.begin_moves(now, &wanted, true);
+        let results = match through {
+            None => self.begin_moves(now, &wanted, true),
+            Some(relay) => wanted.iter().map(|(row, slot)| self.request_way(now, row, *slot, relay)).collect(),
+        };
         let moved = results.iter().filter(|result| result.is_ok()).count();
         let kept: BTreeSet<String> = results.into_iter().filter_map(Result::err).collect();
         // An error is repeated when the next step is due.
@@ -258,7 +338,8 @@ impl<S: Steering> Core<S> {
             return Some(Err(RequestError::conflict("Not moved", format!("no flow was moved: {kept}"))));
         }
         let (flows, verb) = if moved == 1 { ("1 flow".to_owned(), "is") } else { (format!("{moved} flows"), "are") };
-        let to = to.unwrap_or("the link that it began on");
+        let to = through.map(|relay| format!("the waypoint {relay}")).or(to.map(str::to_owned));
+        let to = to.as_deref().unwrap_or("the link that it began on");
         let message = format!(
             "{flows} {verb} moving to {to}, if the other host agrees and the way there passes their packets: \"braid flows\" shows the link, \"braid explain\" why a flow stays"
         );
@@ -273,12 +354,16 @@ impl<S: Steering> Core<S> {
         if let Some(moved) = self.moving.flows.get(&own) {
             return Some(match moved.stage {
                 Stage::Moved(_) => format!(
-                    "or another link, and it has moved to {}: on the way its packets have the addresses {} and {}, and Braid does not encrypt them",
-                    name(moved.slot),
-                    moved.wire.source,
-                    moved.wire.destination
+                    "or another link, and it has moved to {}{}: on the way its packets have the addresses {} and {}, and Braid does not encrypt them",
+                    name(moved.way.slot),
+                    moved.way.waypoint.as_ref().map_or(String::new(), |waypoint| format!(
+                        " through the waypoint {}, which its host sees as {}",
+                        waypoint.relay, waypoint.far
+                    )),
+                    moved.way.wire.source,
+                    moved.way.wire.destination
                 ),
-                Stage::Preparing(_) | Stage::Asked(_) | Stage::Testing { .. } => format!("and it is moving to {}", name(moved.slot)),
+                Stage::Preparing(_) | Stage::Asked(_) | Stage::Testing { .. } => format!("and it is moving to {}", name(moved.way.slot)),
             });
         }
         if let Some(refusal) = self.moving.refused.get(&own) {
@@ -286,7 +371,9 @@ impl<S: Steering> Core<S> {
         }
         let text = match self.moving.hosts.contains(&own.destination.ip()) {
             true => "and it can change its link while it runs, because its host runs Braid and agrees; Braid does not encrypt it",
-            false => "and it stays there, because its host does not agree to moves (\"braid relay --local --moves\" there)",
+            false => {
+                "and it stays there, because its host does not agree to moves (\"braid relay --local --moves\" there), without which it cannot pass a waypoint either"
+            }
         };
         (self.config.moves && can_move(row)).then(|| text.to_owned())
     }
@@ -302,7 +389,7 @@ impl<S: Steering> Core<S> {
         let mut left: Vec<(usize, MovedFlow, usize)> = Vec::new();
         for (place, (row, _)) in wanted.iter().enumerate() {
             if let Ok(Plan::Move(wire, slot)) = plans[place] {
-                left.push((place, MovedFlow { own: Ends::of(row), wire, numbers: None }, slot));
+                left.push((place, MovedFlow::of_socket(Ends::of(row), wire), slot));
             }
         }
         // A flow whose port another one has on the new link gets another port.
@@ -323,7 +410,9 @@ impl<S: Steering> Core<S> {
                 match refused.remove(&number) {
                     None => {
                         results[place] = Ok(());
-                        self.prepare(now, &flow, slot, by_hand, wanted[place].0.retransmissions.unwrap_or(0));
+                        let waypoint = self.moving.flows.get(&flow.own).and_then(|known| known.way.waypoint.clone());
+                        let way = Way { slot, wire: flow.wire, waypoint };
+                        self.prepare(now, flow.own, way, by_hand, wanted[place].0.retransmissions.unwrap_or(0));
                     }
                     Some(error) => {
                         if error.is_taken() {
@@ -354,32 +443,88 @@ impl<S: Steering> Core<S> {
             ));
         }
         let Some(slot) = to else { return Ok(Plan::GoHome) };
+        let known = self.moving.flows.get(&own);
+        let waypoint = known.and_then(|known| known.way.waypoint.as_ref());
+        if let (Some(known), Some(waypoint)) = (known, waypoint) {
+            let is_there = matches!(known.stage, Stage::Moved(_)) || known.recipient() != Recipient::Host(host);
+            if !self.moving.waypoints.contains(&waypoint.relay) {
+                let lives =
+                    self.links.iter().any(|(_, link)| link.facts.source(row.family) == Some(own.source.ip()) && link.usable(row.family));
+                return if lives { Ok(Plan::GoHome) } else { Err(format!("the waypoint {} cannot be asked now", waypoint.relay)) };
+            }
+            if !is_there {
+                return Err(format!("it is moving to the waypoint {}", waypoint.relay));
+            }
+        }
         let address = self.links.in_slot(slot).and_then(|link| link.facts.source(row.family));
         let address = address.ok_or_else(|| format!("the link has no address of the family of {host}"))?;
-        if address == own.source.ip() {
+        if address == own.source.ip() && waypoint.is_none() {
             return Ok(Plan::GoHome);
         }
         // The list of flows may be older than the move.
-        let is_there = |known: &Move| known.slot == slot && known.wire.source.ip() == address;
-        if self.moving.flows.get(&own).is_some_and(is_there) {
+        let is_there = |known: &Move| known.way.slot == slot && known.way.wire.source.ip() == address;
+        if known.is_some_and(is_there) {
             return Ok(Plan::Stay);
         }
-        if self.moving.is_blocked(address, own.destination) {
+        let destination = known.filter(|_| waypoint.is_some()).map_or(own.destination, |known| known.way.wire.destination);
+        if self.moving.is_blocked(address, destination) {
             return Err(format!("{BLOCKED}, as a test has shown less than {} s ago", BLOCKED_FOR.as_secs()));
         }
-        Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), ..own }, slot))
+        Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), destination, ..own }, slot))
     }
 
-    fn prepare(&mut self, now: Time, flow: &MovedFlow, slot: usize, by_hand: bool, retransmissions: u32) {
-        let MovedFlow { own, wire, .. } = *flow;
-        tracing::debug!(source = %own.source, destination = %own.destination, wire = %wire.source, "a flow begins to move");
+    /// Asks a relay to let a flow pass, over the link in this slot, or over the widest one that the flow's rule admits.
+    fn request_way(&mut self, now: Time, row: &FlowRow, slot: Option<usize>, relay: &str) -> Result<(), String> {
+        self.plan_move(row, None)?;
+        let own = Ends::of(row);
+        if !self.moving.waypoints.contains(relay) {
+            return Err(format!(
+                "{relay} is no waypoint: a waypoint is a relay that this machine has joined, with \"braid relay --waypoint\" beside a daemon"
+            ));
+        }
+        if self.moving.is_moving(&own) || self.moving.requests.values().any(|request| request.own == own) {
+            return Err("it is moving already".to_owned());
+        }
+        let admitted = self.admitted(self.rule_of(now, &RedirectedFlow::of(row)), row.family);
+        let slot = slot.or_else(|| self.widest(now, admitted)).ok_or("its rule admits no link that works")?;
+        let address =
+            self.links.in_slot(slot).and_then(|link| link.facts.source(row.family)).ok_or("the link has no address of its family")?;
+        let client = SocketAddr::new(address, own.source.port());
+        self.moving.requests.insert(self.moving.last + 1, WayRequest { own, relay: relay.to_owned(), slot, client, until: now + ANSWER });
+        let flow = OrderedFlow { own, via: client, numbers: SequenceNumbers { sent: 0, received: 0 }, far: None };
+        self.order(&Recipient::Waypoint(relay.to_owned()), Some(slot), Some(LEASE), MoveStep::Renew, vec![flow]);
+        Ok(())
+    }
+
+    /// A relay lets the flow of this order pass, at its address `near` towards this machine and `far` towards the other host, which can be asked now.
+    pub fn on_way(&mut self, now: Time, number: u64, near: SocketAddr, far: SocketAddr) -> Result<(), SteeringError> {
+        self.moving.asked.remove(&number);
+        let Some(WayRequest { own, relay, slot, client, .. }) = self.moving.requests.remove(&number) else { return Ok(()) };
+        let retransmissions = self.flows.iter().find(|living| Ends::of(&living.row) == own).map(|living| living.row.retransmissions);
+        let Some(retransmissions) = retransmissions else { return Ok(()) };
+        let wire = Ends { source: client, destination: near, ..own };
+        let mut done = self.relocate(now, &[MovedFlow::of_socket(own, wire)], false, LEASE);
+        let refused =
+            done.as_mut().map_or_else(|error| Some(error.to_string()), |done| done.refused.remove(&0).map(|error| error.to_string()));
+        match refused {
+            Some(reason) => self.moving.refuse(now, own, reason),
+            None => {
+                let way = Way { slot, wire, waypoint: Some(Waypoint { relay, far }) };
+                self.prepare(now, own, way, true, retransmissions.unwrap_or(0));
+            }
+        }
+        self.step_moving(now)
+    }
+
+    fn prepare(&mut self, now: Time, own: Ends, way: Way, by_hand: bool, retransmissions: u32) {
+        tracing::debug!(source = %own.source, destination = %own.destination, wire = %way.wire.source, "a flow begins to move");
         let known = self.moving.flows.get(&own);
         let before =
-            known.and_then(|known| if matches!(known.stage, Stage::Moved(_)) { Some((known.slot, known.wire)) } else { known.before });
+            known.and_then(|known| if matches!(known.stage, Stage::Moved(_)) { Some(known.way.clone()) } else { known.before.clone() });
         let numbers = known.and_then(|known| known.numbers);
         let stage = Stage::Preparing(now + PREPARATION);
         let host = own.destination.ip();
-        self.moving.flows.insert(own, Move { host, slot, wire, before, numbers, stage, order: 0, by_hand, retransmissions });
+        self.moving.flows.insert(own, Move { host, way, before, numbers, stage, order: 0, by_hand, retransmissions });
         self.moving.due = Some(now);
     }
 
@@ -387,36 +532,43 @@ impl<S: Steering> Core<S> {
     fn go_home(&mut self, now: Time, flows: &[Ends]) -> Result<(), SteeringError> {
         let mut told: BTreeMap<IpAddr, Vec<OrderedFlow>> = BTreeMap::new();
         for own in flows {
+            // A waypoint's lease ends by itself. Until then what is under way arrives.
             if let Some(moved) = self.moving.flows.remove(own)
-                && let Some(numbers) = moved.numbers
+                && let Some((_, flow)) = moved.ordered(own, &Recipient::Host(moved.host))
             {
-                told.entry(moved.host).or_default().push(OrderedFlow { own: *own, via: moved.wire.source, numbers });
+                told.entry(moved.host).or_default().push(flow);
             }
         }
         for (host, flows) in told {
-            flows.chunks(MAX_ORDER).for_each(|part| self.order(host, None, MoveStep::Renew, part.to_vec()));
+            flows.chunks(MAX_ORDER).for_each(|part| self.order(&Recipient::Host(host), None, None, MoveStep::Renew, part.to_vec()));
         }
         if flows.is_empty() { Ok(()) } else { self.bring_back(now, flows) }
     }
 
-    fn order(&mut self, host: IpAddr, slot: Option<usize>, step: MoveStep, flows: Vec<OrderedFlow>) {
+    fn order(&mut self, recipient: &Recipient, slot: Option<usize>, lease: Option<Duration>, step: MoveStep, flows: Vec<OrderedFlow>) {
         self.moving.last += 1;
-        let number = self.moving.last;
-        if slot.is_some() {
+        let (number, recipient) = (self.moving.last, recipient.clone());
+        if lease.is_some() {
             for flow in &flows {
                 self.moving.flows.entry(flow.own).and_modify(|known| known.order = number);
             }
-            self.moving.asked.insert(number, flows.iter().map(|flow| flow.own).collect());
+            self.moving.asked.insert(number, (flows.iter().map(|flow| flow.own).collect(), recipient.clone()));
         }
-        tracing::debug!(%host, number, slot, ?step, flows = flows.len(), "asking a host to move flows");
-        self.actions.moves.push(MoveOrder { host, number, slot, lease: slot.map(|_| LEASE), step, flows });
+        tracing::debug!(?recipient, number, slot, ?step, flows = flows.len(), "asking a host to move flows");
+        self.actions.moves.push(MoveOrder { recipient, number, slot, lease, step, flows });
     }
 
     /// The other host's answer: why flows were refused, by their places in the order; or why there is none.
     pub fn on_move_answer(&mut self, now: Time, number: u64, answer: Result<BTreeMap<usize, String>, String>) -> Result<(), SteeringError> {
-        let Some(flows) = self.moving.asked.remove(&number) else { return Ok(()) };
+        let Some((flows, recipient)) = self.moving.asked.remove(&number) else { return Ok(()) };
+        if let Some(request) = self.moving.requests.remove(&number) {
+            let reason = answer.map_or_else(|reason| reason, |refused| refused.into_values().next().unwrap_or_default());
+            let reason = braid_model::printable(&reason).chars().take(MAX_REASON).collect::<String>();
+            self.moving.refuse(now, request.own, format!("the waypoint {} refused: {reason}", request.relay));
+            return Ok(());
+        }
         let (mut renewed, mut failed) = (Vec::new(), Vec::new());
-        let mut accepted: BTreeMap<(IpAddr, usize), Vec<OrderedFlow>> = BTreeMap::new();
+        let mut next: BTreeMap<(Recipient, Option<usize>, MoveStep), Vec<OrderedFlow>> = BTreeMap::new();
         for (place, own) in flows.iter().enumerate() {
             // The flow may have been moved on since, or have gone home.
             let Some(known) = self.moving.flows.get_mut(own).filter(|known| known.order == number) else { continue };
@@ -427,22 +579,34 @@ impl<S: Steering> Core<S> {
                 (Ok(refused), _) => match refused.get(&place) {
                     Some(reason) => {
                         let reason: String = braid_model::printable(reason).chars().take(MAX_REASON).collect();
-                        failed.push((*own, format!("the other host refused: {reason}")));
+                        let who = match &recipient {
+                            Recipient::Host(_) => "the other host".to_owned(),
+                            Recipient::Waypoint(relay) => format!("the waypoint {relay}"),
+                        };
+                        failed.push((*own, format!("{who} refused: {reason}")));
                     }
                     None => match known.stage {
-                        Stage::Moved(_) => renewed.push(MovedFlow { own: *own, wire: known.wire, numbers: None }),
+                        // The waypoint goes on; now the host.
+                        Stage::Moved(_) if matches!(recipient, Recipient::Waypoint(_)) => {
+                            let host = Recipient::Host(known.host);
+                            if let Some((slot, flow)) = known.ordered(own, &host) {
+                                next.entry((host, slot, MoveStep::Renew)).or_default().push(flow);
+                            }
+                        }
+                        Stage::Moved(_) => renewed.push(MovedFlow::of_socket(*own, known.way.wire)),
                         Stage::Testing { next, .. } => known.stage = Stage::Testing { sends: true, until: now + TEST, next },
                         Stage::Preparing(_) | Stage::Asked(_) => {
                             known.stage = Stage::Testing { sends: false, until: now + ANSWER, next: now };
-                            let flow = known.numbers.map(|numbers| OrderedFlow { own: *own, via: known.wire.source, numbers });
-                            accepted.entry((known.host, known.slot)).or_default().extend(flow);
+                            if let Some((slot, flow)) = known.ordered(own, &recipient) {
+                                next.entry((recipient.clone(), slot, MoveStep::Test)).or_default().push(flow);
+                            }
                         }
                     },
                 },
             }
         }
-        for ((host, slot), flows) in accepted {
-            self.order(host, Some(slot), MoveStep::Test, flows);
+        for ((recipient, slot, step), flows) in next {
+            self.order(&recipient, slot, Some(LEASE), step, flows);
         }
         failed.extend(self.send_by_new_link(now, &renewed));
         let given_up = self.give_up(now, failed);
@@ -451,7 +615,7 @@ impl<S: Steering> Core<S> {
 
     /// Processes the answer of a host that got no segment of the test of this order. It has moved none of the flows.
     pub fn on_move_blocked(&mut self, now: Time, number: u64) -> Result<(), SteeringError> {
-        let flows = self.moving.asked.remove(&number).unwrap_or_default();
+        let flows = self.moving.asked.remove(&number).map(|(flows, _)| flows).unwrap_or_default();
         let is_its = |own: &Ends| self.moving.flows.get(own).is_some_and(|known| known.order == number);
         let blocked = flows.into_iter().filter(is_its).collect();
         self.note_blocked(now, blocked)
@@ -460,7 +624,7 @@ impl<S: Steering> Core<S> {
     /// Notes that the ways of these flows drop packets, and leaves the flows where they are.
     fn note_blocked(&mut self, now: Time, flows: Vec<Ends>) -> Result<(), SteeringError> {
         for known in flows.iter().filter_map(|own| self.moving.flows.get(own)) {
-            self.moving.blocked.insert((known.wire.source.ip(), known.wire.destination), now + BLOCKED_FOR);
+            self.moving.blocked.insert((known.way.wire.source.ip(), known.way.wire.destination), now + BLOCKED_FOR);
         }
         self.give_up(now, flows.into_iter().map(|own| (own, BLOCKED.to_owned())).collect())
     }
@@ -520,14 +684,14 @@ impl<S: Steering> Core<S> {
         self.knock(now, &due);
         let waits = |flow: &Move| matches!(flow.stage, Stage::Testing { sends: true, .. });
         let waiting: BTreeMap<Ends, Move> =
-            self.moving.flows.iter().filter(|(_, flow)| waits(flow)).map(|(own, flow)| (*own, *flow)).collect();
+            self.moving.flows.iter().filter(|(_, flow)| waits(flow)).map(|(own, flow)| (*own, flow.clone())).collect();
         if waiting.is_empty() {
             return Ok(Vec::new());
         }
         let arrived = self.arrived(waiting.keys().copied())?;
         let open: BTreeSet<u64> = arrived.iter().map(|own| waiting[own].order).collect();
         let (open, closed): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(_, flow)| open.contains(&flow.order));
-        let open: Vec<MovedFlow> = open.into_iter().map(|(own, flow)| MovedFlow { own, wire: flow.wire, numbers: None }).collect();
+        let open: Vec<MovedFlow> = open.into_iter().map(|(own, flow)| MovedFlow::of_socket(own, flow.way.wire)).collect();
         let failed = if open.is_empty() { Vec::new() } else { self.send_by_new_link(now, &open) };
         let is_over = |flow: &Move| matches!(flow.stage, Stage::Testing { until, .. } if until <= now);
         let blocked = closed.into_iter().filter(|(_, flow)| is_over(flow)).map(|(own, _)| own).collect();
@@ -540,19 +704,19 @@ impl<S: Steering> Core<S> {
         let (mut home, mut back) = (Vec::new(), Vec::new());
         for (own, reason) in flows {
             self.moving.refuse(now, own, reason);
-            match self.moving.flows.get(&own).and_then(|known| known.before) {
-                Some((slot, wire)) => back.push((MovedFlow { own, wire, numbers: None }, slot)),
+            match self.moving.flows.get(&own).and_then(|known| known.before.clone()) {
+                Some(way) => back.push((MovedFlow::of_socket(own, way.wire), way)),
                 None => home.push(own),
             }
         }
         if !back.is_empty() {
             let flows: Vec<MovedFlow> = back.iter().map(|(flow, _)| *flow).collect();
             let refused = self.relocate(now, &flows, true, LEASE).map(|done| done.refused);
-            for (place, (flow, slot)) in back.iter().enumerate() {
+            for (place, (flow, way)) in back.into_iter().enumerate() {
                 match self.moving.flows.get_mut(&flow.own) {
                     // The other host may have agreed to the new addresses, so it is asked at once.
                     Some(known) if refused.as_ref().is_ok_and(|refused| !refused.contains_key(&place)) => {
-                        (known.slot, known.wire, known.before, known.stage) = (*slot, flow.wire, None, Stage::Moved(now));
+                        (known.way, known.before, known.stage) = (way, None, Stage::Moved(now));
                     }
                     _ => home.push(flow.own),
                 }
@@ -566,7 +730,7 @@ impl<S: Steering> Core<S> {
     pub(super) fn is_moved(&self, row: &FlowRow) -> bool {
         let works = |slot| self.links.in_slot(slot).is_some_and(|link| link.usable(row.family));
         let known = if self.moving.flows.is_empty() { None } else { self.moving.flows.get(&Ends::of(row)) };
-        known.is_some_and(|known| !matches!(known.stage, Stage::Moved(_)) || works(known.slot))
+        known.is_some_and(|known| !matches!(known.stage, Stage::Moved(_)) || works(known.way.slot))
     }
 
     /// Moves flows away from links that new flows like them would not get now: dead ones, those whose allowance is used up, those that the rules of the present
@@ -587,7 +751,7 @@ impl<S: Steering> Core<S> {
         // Flows that leave a link spread over the others.
         let mut loads: BTreeMap<usize, u32> = BTreeMap::new();
         for row in self.flows.iter().map(|living| &living.row) {
-            let slot = self.moving.flows.get(&Ends::of(row)).map_or(row.slot, |moved| moved.slot);
+            let slot = self.moving.flows.get(&Ends::of(row)).map_or(row.slot, |moved| moved.way.slot);
             *loads.entry(slot).or_default() += 1;
         }
         for living in self.flows.iter().filter(|living| is_candidate(&living.row) && !self.has_ended(living)) {
@@ -636,7 +800,7 @@ impl<S: Steering> Core<S> {
 
     fn step_moving(&mut self, now: Time) -> Result<(), SteeringError> {
         // If the kernel cannot be read, again soon.
-        self.moving.due = (!self.moving.flows.is_empty()).then_some(now + RETRY);
+        self.moving.due = (!self.moving.flows.is_empty() || !self.moving.requests.is_empty()).then_some(now + RETRY);
         let is_due = |stage: &Stage| matches!(stage, Stage::Moved(at) if *at <= now);
         let prepares = self.moving.flows.values().any(|flow| matches!(flow.stage, Stage::Preparing(_)));
         let renews = self.moving.flows.values().any(|flow| is_due(&flow.stage));
@@ -650,16 +814,18 @@ impl<S: Steering> Core<S> {
         let mut failed = self.test_ways(now)?;
         let mut over = BTreeSet::new();
         // Each order is about one way, since all its flows move if one segment arrives.
-        let mut ready: BTreeMap<(SocketAddr, usize, bool), Vec<OrderedFlow>> = BTreeMap::new();
+        let mut ready: BTreeMap<(SocketAddr, Option<usize>, Recipient, bool), Vec<OrderedFlow>> = BTreeMap::new();
         for (own, flow) in &mut self.moving.flows {
-            let leased = self.relocated.leased(own, now) == Some(flow.wire);
-            let ordered = |numbers| OrderedFlow { own: *own, via: flow.wire.source, numbers };
+            let leased = self.relocated.leased(own, now) == Some(flow.way.wire);
             match flow.stage {
                 _ if !leased => failed.push((*own, "the other host no longer rewrites its packets, or its lease ended".to_owned())),
                 Stage::Preparing(until) => {
                     if let Some(numbers) = active.get(own).and_then(|socket| socket.numbers) {
-                        ready.entry((own.destination, flow.slot, false)).or_default().push(ordered(numbers));
                         (flow.numbers, flow.stage) = (Some(numbers), Stage::Asked(now + ANSWER));
+                        let recipient = flow.recipient();
+                        if let Some((slot, ordered)) = flow.ordered(own, &recipient) {
+                            ready.entry((flow.way.wire.destination, slot, recipient, false)).or_default().push(ordered);
+                        }
                     } else if until <= now {
                         failed.push((
                             *own,
@@ -681,8 +847,12 @@ impl<S: Steering> Core<S> {
                     {
                         failed.push((*own, "nothing comes over the new link: a firewall may drop what it did not see begin".to_owned()));
                     }
-                    (_, Some(numbers)) => {
-                        ready.entry((own.destination, flow.slot, true)).or_default().push(ordered(numbers));
+                    (_, Some(_)) => {
+                        let waypoint = flow.way.waypoint.as_ref().map(|waypoint| Recipient::Waypoint(waypoint.relay.clone()));
+                        let recipient = waypoint.unwrap_or(Recipient::Host(flow.host));
+                        if let Some((slot, ordered)) = flow.ordered(own, &recipient) {
+                            ready.entry((flow.way.wire.destination, slot, recipient, true)).or_default().push(ordered);
+                        }
                         // The next time, if there is no answer.
                         flow.stage = Stage::Moved(now + RENEWAL);
                     }
@@ -690,13 +860,17 @@ impl<S: Steering> Core<S> {
             }
         }
         self.moving.flows.retain(|own, _| !over.contains(own));
-        for ((service, slot, renewal), flows) in ready {
-            let (host, step) = (service.ip(), if renewal { MoveStep::Renew } else { MoveStep::Accept });
-            if self.moving.hosts.contains(&host) {
-                flows.chunks(MAX_ORDER).for_each(|part| self.order(host, Some(slot), step, part.to_vec()));
+        for ((_, slot, recipient, renewal), flows) in ready {
+            let step = if renewal { MoveStep::Renew } else { MoveStep::Accept };
+            if self.moving.takes(&recipient) {
+                flows.chunks(MAX_ORDER).for_each(|part| self.order(&recipient, slot, Some(LEASE), step, part.to_vec()));
             } else if !renewal {
                 failed.extend(flows.iter().map(|flow| (flow.own, "the other host cannot be asked now".to_owned())));
             }
+        }
+        let late: Vec<u64> = self.moving.requests.iter().filter(|(_, request)| request.until <= now).map(|(number, _)| *number).collect();
+        for number in late {
+            self.on_move_answer(now, number, Err("it does not answer".to_owned()))?;
         }
         let done = self.give_up(now, failed);
         let next = |flow: &Move| match flow.stage {
@@ -704,7 +878,8 @@ impl<S: Steering> Core<S> {
             Stage::Testing { until, next, .. } => until.min(next),
             Stage::Asked(at) | Stage::Moved(at) => at,
         };
-        self.moving.due = self.moving.flows.values().map(next).min();
+        let requests = self.moving.requests.values().map(|request| request.until);
+        self.moving.due = self.moving.flows.values().map(next).chain(requests).min();
         done
     }
 }

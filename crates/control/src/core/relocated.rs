@@ -47,6 +47,15 @@ pub(super) struct MovedFlow {
     pub(super) wire: Ends,
     /// The sequence numbers with which it began for the other end, if that proves which flow is meant.
     pub(super) numbers: Option<SequenceNumbers>,
+    /// It is a flow between two other hosts: what arrives with either addresses leaves with the other ones.
+    pub(super) passes: bool,
+}
+
+impl MovedFlow {
+    /// A flow of this machine.
+    pub(super) fn of_socket(own: Ends, wire: Ends) -> Self {
+        Self { own, wire, numbers: None, passes: false }
+    }
 }
 
 /// Why a flow cannot be moved.
@@ -85,6 +94,9 @@ pub(super) enum RelocationError {
     /// The other end knows the flow by other sequence numbers, or it does not run.
     #[error("no running flow from {0} to {1} began with these sequence numbers")]
     Stranger(SocketAddr, SocketAddr),
+    /// The packets of one side may be too large for the other.
+    #[error("the devices towards {0} and {1} carry packets of different sizes")]
+    Sizes(SocketAddr, SocketAddr),
     /// There are too many.
     #[error("{} flows are moved already, or were a moment ago", MAX_REWRITES / 3)]
     Full,
@@ -158,6 +170,8 @@ struct Entry {
     until: Time,
     /// The sequence numbers with which its connection began.
     numbers: Option<SequenceNumbers>,
+    /// It passes this machine: no socket has `own`.
+    passes: bool,
 }
 
 /// The outcome of a request.
@@ -204,7 +218,8 @@ impl Entry {
         if self.until <= now {
             self.sends_by = None;
         }
-        self.until + LINGER > now
+        // Without a socket there is nothing to return to. What still arrives is answered with resets, which say so.
+        self.until > now || !self.passes && self.until + LINGER > now
     }
 
     /// When [`expire`](Self::expire) changes something.
@@ -236,7 +251,7 @@ impl Relocated {
 
     /// Whether packets of any flow leave with other addresses.
     fn sends(&self) -> bool {
-        self.flows.values().any(|entry| entry.sends_by.is_some())
+        self.flows.values().any(|entry| entry.sends_by.is_some() && !entry.passes)
     }
 
     /// Whether it must be updated now.
@@ -258,7 +273,8 @@ impl<S: Steering> Core<S> {
             own: ends(own),
             wire: ends(&entry.wire),
             sends: entry.sends_by == Some(entry.wire),
-            active: active.contains_key(own),
+            active: active.contains_key(own) || self.is_passed(own),
+            passes: entry.passes,
             remaining_ms: entry.until.since(now).as_millis() as u64,
             numbers: None,
         };
@@ -314,8 +330,12 @@ impl<S: Steering> Core<S> {
     pub fn rewrite(&mut self, now: Time, request: &RewriteRequest) -> Result<Rewritten, RequestError> {
         let ends = |ends: FlowEnds| Ends { protocol: Protocol::Tcp, source: ends.source, destination: ends.destination };
         let of = |numbers: &braid_api::SequenceNumbers| SequenceNumbers { sent: numbers.sent, received: numbers.received };
-        let moved =
-            |flow: &braid_api::MovedFlow| MovedFlow { own: ends(flow.own), wire: ends(flow.wire), numbers: flow.numbers.as_ref().map(of) };
+        let moved = |flow: &braid_api::MovedFlow| MovedFlow {
+            own: ends(flow.own),
+            wire: ends(flow.wire),
+            numbers: flow.numbers.as_ref().map(of),
+            passes: flow.passes,
+        };
         let flows: Vec<_> = request.flows.iter().map(moved).collect();
         let (mut done, verb) = match request.lease_ms {
             Some(lease) => {
@@ -333,7 +353,7 @@ impl<S: Steering> Core<S> {
         let arrived = self.arrived(flows.iter().map(|flow| flow.own)).map_err(unread)?;
         let message = format!("{} flows {verb}", flows.len() - done.refused.len());
         let state = |(place, flow): (usize, &MovedFlow)| RewriteState {
-            active: active.contains_key(&flow.own),
+            active: active.contains_key(&flow.own) || self.is_passed(&flow.own),
             arrives: arrived.contains(&flow.own),
             refused: done.refused.remove(&place).map(|reason| reason.to_string()),
         };
@@ -377,15 +397,18 @@ impl<S: Steering> Core<S> {
         let mut arrivals: BTreeSet<Ends> = next.values().flat_map(Entry::arrivals).collect();
         let (mut named, mut refused) = (BTreeSet::new(), BTreeMap::new());
         for (place, flow) in flows.iter().enumerate() {
-            let MovedFlow { own, wire, .. } = flow;
+            let MovedFlow { own, wire, passes, .. } = flow;
             let known = next.get(own);
             let is_its = known.is_some_and(|entry| entry.arrivals().any(|of| of == *wire));
-            let checked = match self.check_relocation(now, own, wire) {
+            let is_foreign =
+                known.is_some_and(|entry| entry.passes != *passes) || *passes && (self.is_listed(own) || next.contains_key(wire));
+            let checked = match self.check_relocation(now, own, wire).and_then(|()| self.check_passage(flow)) {
                 Err(error) => Err(error),
                 Ok(()) if !named.insert(*own) => Err(RelocationError::Twice(own.source)),
                 Ok(()) if flow.numbers.is_some() && !proved.contains_key(own) => {
                     Err(RelocationError::Stranger(own.source, own.destination))
                 }
+                Ok(()) if is_foreign => Err(RelocationError::Taken(own.source, own.destination)),
                 Ok(()) if wire != own && (self.is_listed(wire) || !is_its && arrivals.contains(wire)) => {
                     Err(RelocationError::Taken(wire.source, wire.destination))
                 }
@@ -409,14 +432,15 @@ impl<S: Steering> Core<S> {
                 }
                 (Ok(()), btree_map::Entry::Vacant(free)) => {
                     let (sends_by, numbers) = (sends.then_some(*wire), proved.get(own).copied());
-                    free.insert(Entry { wire: *wire, asked: now, sends_by, sends_since: now, late: BTreeMap::new(), until, numbers });
+                    let (late, passes) = (BTreeMap::new(), *passes);
+                    free.insert(Entry { wire: *wire, asked: now, sends_by, sends_since: now, late, until, numbers, passes });
                     arrivals.insert(*wire);
                 }
             }
         }
         let begins = |(own, entry): (&Ends, &Entry)| {
             let before = self.relocated.flows.get(own).and_then(|known| known.sends_by);
-            (entry.sends_by == Some(entry.wire) && before != entry.sends_by && named.contains(own)).then_some(*own)
+            (!entry.passes && entry.sends_by == Some(entry.wire) && before != entry.sends_by && named.contains(own)).then_some(*own)
         };
         let begin: Vec<Ends> = next.iter().filter_map(begins).collect();
         self.relocated.flows = next;
@@ -555,6 +579,35 @@ impl<S: Steering> Core<S> {
         }
     }
 
+    /// Checks what concerns flows between other hosts only.
+    fn check_passage(&self, flow: &MovedFlow) -> Result<(), RelocationError> {
+        let mtu = |ends: &Ends| {
+            self.way_of(ends)
+                .and_then(|way| self.network.interface(way.device))
+                .filter(|device| device.mac.is_some())
+                .map(|device| device.mtu)
+        };
+        match (mtu(&flow.own), mtu(&flow.wire)) {
+            _ if !flow.passes => Ok(()),
+            // No router reports a packet that is too large for the second device.
+            (Some(one), Some(other)) if one == other => Ok(()),
+            (None, _) => Err(RelocationError::NoWay(flow.own.destination.ip())),
+            _ => Err(RelocationError::Sizes(flow.own.destination, flow.wire.destination)),
+        }
+    }
+
+    /// Whether a flow between other hosts passes this machine, in both directions.
+    fn is_passed(&self, own: &Ends) -> bool {
+        let has_ports = self.ports.0.iter().any(|port| port.side == PortSide::Arrivals);
+        let has = |ends: Ends| self.relocated.rewrites.get(&ends).is_some_and(|rewrite| rewrite.passes);
+        has_ports && self.relocated.flows.get(own).is_some_and(|entry| has(own.reversed()) && has(entry.wire.reversed()))
+    }
+
+    /// Whether flows between other hosts pass this machine.
+    fn is_passed_by_any(&self) -> bool {
+        self.relocated.flows.values().any(|entry| entry.passes)
+    }
+
     /// Whether a rule allows this device.
     fn allows(&self, rule: Option<&AppRule>, device: &LinkFacts) -> bool {
         let Some(rule) = rule else { return true };
@@ -615,7 +668,7 @@ impl<S: Steering> Core<S> {
 
     /// Where the switch acts for moved flows. Packets pass the device above a port of a bridge or bond.
     pub(super) fn relocation_ports(&self) -> Vec<Port> {
-        if self.relocated.device.is_none() {
+        if self.relocated.device.is_none() && !self.is_passed_by_any() {
             return Vec::new();
         }
         let is_arrival = |device: &&LinkFacts| {
@@ -633,13 +686,14 @@ impl<S: Steering> Core<S> {
         self.relocated.flows.retain(|_, entry| entry.expire(now));
         let look = self.relocated.sends().then_some(now + LOOK_INTERVAL);
         self.relocated.due = self.relocated.flows.values().map(|entry| entry.due(now)).chain(look).min();
-        let addresses: BTreeSet<IpAddr> = self.relocated.flows.keys().map(|own| own.source.ip()).collect();
-        let ways = self.relocated.flows.values().filter_map(|entry| self.way_of(&entry.wire));
+        let of_sockets = || self.relocated.flows.iter().filter(|(_, entry)| !entry.passes);
+        let addresses: BTreeSet<IpAddr> = of_sockets().map(|(own, _)| own.source.ip()).collect();
+        let ways = of_sockets().filter_map(|(_, entry)| self.way_of(&entry.wire));
         let mtu = ways.filter_map(|way| Some(self.network.interface(way.device)?.mtu)).min();
         let mtu = mtu.or_else(|| self.links.values().map(|link| link.facts.mtu).min());
         // Once a flow may move it is made in advance: that takes as long as the rest of a move.
         let wanted = !addresses.is_empty() || self.has_movers();
-        let device = wanted.then(|| Departures { mtu: mtu.unwrap_or(LEAST_MTU).max(LEAST_MTU), addresses });
+        let device = wanted.then(|| Departures { mtu: mtu.unwrap_or(LEAST_MTU).max(LEAST_MTU), addresses: addresses.clone() });
         if device != self.relocated.device {
             self.actions.departures = Some(device.clone());
             (self.relocated.device, self.relocated.was_whole) = (device, false);
@@ -654,11 +708,13 @@ impl<S: Steering> Core<S> {
             Some(departure) => self.wanted_rewrites(departure),
             // What arrives is dropped until the device is there again, and sent again. Without entries the kernel would answer with resets.
             None => {
-                let is_moved = |ends: &Ends, rewrite: &Rewrite| rewrite.arrives || self.relocated.flows.contains_key(ends);
+                let is_moved =
+                    |ends: &Ends, rewrite: &Rewrite| !rewrite.passes && (rewrite.arrives || self.relocated.flows.contains_key(ends));
                 let known = self.relocated.rewrites.iter().filter(|(ends, rewrite)| is_moved(ends, rewrite));
-                if self.relocated.flows.is_empty() { BTreeMap::new() } else { known.map(|(ends, rewrite)| (*ends, *rewrite)).collect() }
+                if addresses.is_empty() { BTreeMap::new() } else { known.map(|(ends, rewrite)| (*ends, *rewrite)).collect() }
             }
         };
+        rewrites.extend(self.passing_rewrites());
         for own in &self.relocated.reading {
             rewrites.entry(*own).or_insert(Rewrite::unchanged(own));
         }
@@ -670,7 +726,10 @@ impl<S: Steering> Core<S> {
             self.relocated.rewrites = rewrites;
             self.follow_late(now)?;
         }
-        Ok(())
+        // A flow of this machine waits for a device, whose appearance changes the ports anyway.
+        let has_ports = self.ports.0.iter().any(|port| port.side == PortSide::Arrivals);
+        let is_passed = self.is_passed_by_any();
+        if is_passed != has_ports && (is_passed || self.relocated.device.is_none()) { self.update_gateway() } else { Ok(()) }
     }
 
     /// The flows whose packets leave with other addresses, and the devices over which they do.
@@ -681,7 +740,7 @@ impl<S: Steering> Core<S> {
 
     fn wanted_rewrites(&self, departure: LinkIndex) -> BTreeMap<Ends, Rewrite> {
         let mut rewrites = BTreeMap::new();
-        for (own, entry) in &self.relocated.flows {
+        for (own, entry) in self.relocated.flows.iter().filter(|(_, entry)| !entry.passes) {
             let to = |ends: &Ends, device, mark| Rewrite { device, mark, ..Rewrite::unchanged(ends) };
             rewrites.insert(own.reversed(), Rewrite { arrives: true, ..Rewrite::unchanged(&own.reversed()) });
             for wire in entry.arrivals().filter(|wire| wire != own) {
@@ -692,6 +751,28 @@ impl<S: Steering> Core<S> {
             let way = entry.sends_by.and_then(|wire| Some((wire, self.way_of(&wire)?)));
             let departs = way.map_or(Rewrite::unchanged(own), |(wire, way)| to(&wire, Some(way.device), way.mark));
             rewrites.insert(*own, Rewrite { numbers: entry.numbers, ..departs });
+        }
+        rewrites
+    }
+
+    /// What becomes of packets between other hosts that pass this machine.
+    fn passing_rewrites(&self) -> BTreeMap<Ends, Rewrite> {
+        let mut rewrites = BTreeMap::new();
+        for (own, entry) in self.relocated.flows.iter().filter(|(_, entry)| entry.passes) {
+            // What arrives by `by`'s way leaves with `to`. `by` is from this machine, too.
+            let pass = |by: &Ends, to: Option<Ends>| {
+                let way = to.and_then(|to| self.way_of(&to));
+                let from = self.way_of(by).filter(|way| way.own).map(|way| way.device);
+                let ends = to.unwrap_or(*by);
+                let (device, mark) = (way.map(|way| way.device), way.map_or(0, |way| way.mark));
+                Rewrite { device, mark, arrives: true, passes: true, from, ..Rewrite::unchanged(&ends) }
+            };
+            rewrites.insert(own.reversed(), pass(own, entry.sends_by));
+            for wire in entry.arrivals() {
+                // Until the other end has tested the new way, its segments only show that they arrive.
+                let is_tested = wire != entry.wire || entry.sends_by == Some(wire);
+                rewrites.insert(wire.reversed(), pass(&wire, is_tested.then_some(*own)));
+            }
         }
         rewrites
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use braid_api::ExplainRequest;
 use braid_control::config::Config;
-use braid_control::core::{MoveOrder, MoveStep};
+use braid_control::core::{MoveOrder, MoveStep, Recipient};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{Ends, Steering};
 use braid_decide::policy::{AppMatcher, AppRule, ProbeMode, Scheduler, When};
@@ -90,7 +90,7 @@ fn device(world: &mut World, ends: &Ends) -> Option<u32> {
 
 /// Lets the other host agree to the only order, and to the test that follows. Returns the last order.
 fn agree(world: &mut World) -> MoveOrder {
-    let asked: Vec<MoveOrder> = orders(world).into_iter().filter(|order| order.slot.is_some()).collect();
+    let asked: Vec<MoveOrder> = orders(world).into_iter().filter(|order| order.lease.is_some()).collect();
     let [order] = &asked[..] else { panic!("not one order: {asked:?}") };
     answer(world, &asked);
     if order.step != MoveStep::Accept {
@@ -112,7 +112,7 @@ fn a_flow_moves_in_three_steps_is_renewed_and_goes_home() {
     let mut world = world();
     let (id, ends) = flow(&mut world);
     let to = other_name(&ends);
-    let moved = world.core.move_direct(world.now, &id.0.to_string(), Some(to)).unwrap().unwrap();
+    let moved = world.core.move_direct(world.now, &id.0.to_string(), Some(to), None).unwrap().unwrap();
     assert!(moved.message.starts_with(&format!("1 flow is moving to {to}")), "{}", moved.message);
     assert!(orders(&mut world).is_empty(), "this machine does not accept the new addresses yet");
     make_device(&mut world);
@@ -121,7 +121,7 @@ fn a_flow_moves_in_three_steps_is_renewed_and_goes_home() {
     assert!(world.core.steering().keepalives.is_empty());
     let order = agree(&mut world);
     assert_eq!((order.step, world.core.steering().keepalives[0].way.source.ip()), (MoveStep::Test, order.flows[0].via.ip()));
-    assert_eq!((order.host, order.flows.len(), order.flows[0].own), (SERVER, 1, ends));
+    assert_eq!((order.recipient.clone(), order.flows.len(), order.flows[0].own), (Recipient::Host(SERVER), 1, ends));
     assert_eq!(order.flows[0].numbers.sent, id.0 as u32);
     assert_eq!(device(&mut world, &ends), Some(3 - own_link(&ends)));
     assert_eq!(world.core.steering().hastened.last().map(|hasten| hasten.own), Some(ends));
@@ -131,7 +131,7 @@ fn a_flow_moves_in_three_steps_is_renewed_and_goes_home() {
     world.run(SECOND * 25);
     assert!(device(&mut world, &ends).is_some());
     assert_eq!(orders(&mut world).len(), 2, "without an answer it asks again");
-    let home = world.core.move_direct(world.now, "test", None).unwrap().unwrap();
+    let home = world.core.move_direct(world.now, "test", None, None).unwrap().unwrap();
     assert!(home.message.contains("moving"), "{}", home.message);
     world.run(SECOND / 10);
     assert_eq!(device(&mut world, &ends), None);
@@ -182,7 +182,7 @@ fn a_host_that_does_not_answer_or_agree_keeps_its_flows() {
     let mut world = world();
     let (id, ends) = flow(&mut world);
     let to = other_name(&ends);
-    let ask = |world: &mut World| world.core.move_direct(world.now, &id.0.to_string(), Some(to)).unwrap();
+    let ask = |world: &mut World| world.core.move_direct(world.now, &id.0.to_string(), Some(to), None).unwrap();
     ask(&mut world).unwrap();
     make_device(&mut world);
     world.run(SECOND * 25);
@@ -202,8 +202,8 @@ fn a_host_that_does_not_answer_or_agree_keeps_its_flows() {
     world.core.set_movers(world.now, BTreeSet::new()).unwrap();
     let refused = ask(&mut world).unwrap_err();
     assert!(refused.detail.contains("does not agree to moves"), "{refused}");
-    assert!(world.core.move_direct(world.now, "nobody", Some(to)).is_none());
-    let unknown = world.core.move_direct(world.now, "test", Some("eth7")).unwrap().unwrap_err();
+    assert!(world.core.move_direct(world.now, "nobody", Some(to), None).is_none());
+    let unknown = world.core.move_direct(world.now, "test", Some("eth7"), None).unwrap().unwrap_err();
     assert!(unknown.detail.contains("eth7 is not a link"), "{unknown}");
 }
 
@@ -225,7 +225,7 @@ fn a_flow_that_has_moved_is_not_moved_again_while_the_list_of_flows_is_old() {
 fn moved(world: &mut World) -> (FlowId, Ends, u32) {
     let (id, ends) = flow(world);
     let to = 3 - own_link(&ends);
-    world.core.move_direct(world.now, &id.0.to_string(), Some(other_name(&ends))).unwrap().unwrap();
+    world.core.move_direct(world.now, &id.0.to_string(), Some(other_name(&ends)), None).unwrap().unwrap();
     world.run(SECOND / 10);
     make_device(world);
     world.run(SECOND / 10);
@@ -243,7 +243,7 @@ fn an_answer_to_an_earlier_order_does_not_count() {
     // A third link, to which the flow is to move while the renewal is under way.
     world.devices.insert(2, LinkFacts { mac: Some(Mac([2, 0, 0, 0, 0, 9])), ..facts(3, "eth0") });
     world.set_network();
-    world.core.move_direct(world.now, &id.0.to_string(), Some("eth0")).unwrap().unwrap();
+    world.core.move_direct(world.now, &id.0.to_string(), Some("eth0"), None).unwrap().unwrap();
     world.run(SECOND / 10);
     let next = orders(&mut world).pop().unwrap();
     assert_ne!(next.flows[0].via.ip(), renewal.flows[0].via.ip());
@@ -296,7 +296,7 @@ fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin_and_nobody_asks_a
         let (id, first) = flows[0];
         let new: IpAddr = ["10.0.2.2", "10.0.1.2"][own_link(&first) as usize - 1].parse().unwrap();
         world.core.steering().firewalled.insert(new);
-        world.core.move_direct(world.now, "test", Some(other_name(&first))).unwrap().unwrap();
+        world.core.move_direct(world.now, "test", Some(other_name(&first)), None).unwrap().unwrap();
         world.run(SECOND / 10);
         make_device(&mut world);
         world.run(SECOND / 10);
@@ -318,7 +318,7 @@ fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin_and_nobody_asks_a
         world.run(SECOND / 10);
         assert!(orders(&mut world).iter().all(|order| order.slot.is_none()), "the other host goes back, too");
         assert!(flows.iter().all(|(_, ends)| device(&mut world, ends).is_none()));
-        let refused = world.core.move_direct(world.now, &id.0.to_string(), Some(other_name(&first))).unwrap().unwrap_err();
+        let refused = world.core.move_direct(world.now, &id.0.to_string(), Some(other_name(&first)), None).unwrap().unwrap_err();
         assert!(refused.detail.contains("a firewall or NAT"), "{refused}");
         // The flows of a dead link do not wait for what is known.
         kill_link(&mut world, &first);
@@ -345,7 +345,7 @@ fn nothing_moves_without_the_setting() {
     kill_link(&mut world, &ends);
     world.run(SECOND);
     assert!(orders(&mut world).is_empty() && world.core.hosts_to_ask_for_moves(world.now).is_empty());
-    assert!(world.core.move_direct(world.now, &id.0.to_string(), Some("lte0")).unwrap().is_err());
+    assert!(world.core.move_direct(world.now, &id.0.to_string(), Some("lte0"), None).unwrap().is_err());
 }
 
 #[test]
@@ -366,4 +366,156 @@ fn a_thousand_flows_are_asked_for_in_few_orders_and_get_other_ports_where_theirs
     let tests = self::orders(&mut world);
     answer(&mut world, &tests);
     assert_eq!(flows.iter().filter(|ends| device(&mut world, ends) == Some(2)).count(), on_dead);
+}
+
+// ------------------------------------------------------------------ waypoints
+
+const NEAR: &str = "198.51.100.10:40001";
+const FAR: &str = "198.51.100.10:40002";
+
+fn way() -> Recipient {
+    Recipient::Waypoint("way".to_owned())
+}
+
+/// The only order, once it is due.
+fn only_order(world: &mut World) -> MoveOrder {
+    world.run(SECOND / 100);
+    let [order] = &orders(world)[..] else { panic!("not one order") };
+    order.clone()
+}
+
+/// Lets the waypoint grant a way, and stops before the host is asked. Returns the link to the waypoint.
+fn granted(world: &mut World, id: FlowId) -> u32 {
+    world.core.set_waypoints(BTreeSet::from(["way".to_owned()]));
+    world.core.move_direct(world.now, &id.0.to_string(), None, Some("way")).unwrap().unwrap();
+    let asked = only_order(world);
+    assert_eq!((&asked.recipient, asked.slot.is_some(), asked.flows[0].far), (&way(), true, None));
+    world.core.on_way(world.now, asked.number, NEAR.parse().unwrap(), FAR.parse().unwrap()).unwrap();
+    world.run(SECOND / 10);
+    make_device(world);
+    world.run(SECOND / 10);
+    if asked.flows[0].via.ip().to_string() == "10.0.1.2" { 1 } else { 2 }
+}
+
+/// A flow that passes the waypoint: its id, ends, and link to the waypoint.
+fn passing(world: &mut World) -> (FlowId, Ends, u32) {
+    let (id, ends) = flow(world);
+    let link = granted(world, id);
+    agree(world);
+    assert_eq!(device(world, &ends), Some(link));
+    (id, ends, link)
+}
+
+#[test]
+fn a_flow_moves_to_a_waypoint_and_only_the_waypoint_is_asked_behind_it() {
+    let mut world = world();
+    let (id, ends) = flow(&mut world);
+    let link = granted(&mut world, id);
+    let order = agree(&mut world);
+    // The host sees the waypoint only.
+    assert_eq!((&order.recipient, order.slot, order.flows[0].via), (&Recipient::Host(SERVER), None, FAR.parse().unwrap()));
+    assert_eq!(world.core.steering().keepalives[0].way.destination, NEAR.parse().unwrap());
+    let leaves = world.core.steering().rewrites[&ends];
+    assert_eq!((leaves.device, leaves.destination), (Some(LinkIndex(link)), NEAR.parse().unwrap()));
+    let explained = |world: &mut World| {
+        let request = ExplainRequest { flow: Some(id.0), ..ExplainRequest::default() };
+        format!("{:?}", world.core.explain(world.now, &request).unwrap())
+    };
+    assert!(explained(&mut world).contains("through the waypoint way"));
+    // Both are asked again, the waypoint first.
+    world.run(SECOND * 11);
+    let renewal = only_order(&mut world);
+    assert_eq!((&renewal.recipient, renewal.step, renewal.flows[0].far), (&way(), MoveStep::Renew, Some(FAR.parse().unwrap())));
+    answer(&mut world, &[renewal]);
+    let renewal = only_order(&mut world);
+    assert_eq!((&renewal.recipient, renewal.step), (&Recipient::Host(SERVER), MoveStep::Renew));
+    answer(&mut world, &[renewal]);
+    // Its link dies.
+    world.answering.insert(LinkIndex(link), false);
+    world.run(SECOND);
+    let behind = agree(&mut world);
+    assert_eq!((&behind.recipient, behind.step, behind.flows[0].far), (&way(), MoveStep::Test, Some(FAR.parse().unwrap())));
+    assert_eq!(device(&mut world, &ends), Some(3 - link));
+    assert!(orders(&mut world).is_empty(), "the host is not asked");
+    world.answering.insert(LinkIndex(link), true);
+    world.run(SECOND * 5);
+    world.core.move_direct(world.now, "test", None, None).unwrap().unwrap();
+    world.run(SECOND / 10);
+    assert_eq!(device(&mut world, &ends), None);
+    assert_eq!(only_order(&mut world).recipient, Recipient::Host(SERVER));
+}
+
+#[test]
+fn a_flow_goes_home_if_its_waypoint_does_not_agree_any_more() {
+    let mut world = world();
+    // The waypoint refuses, or does not answer until its lease ends; the host refuses to go on.
+    for how in 0..3 {
+        let (_, ends, _) = passing(&mut world);
+        world.run(SECOND * 11);
+        let renewal = only_order(&mut world);
+        let refused = || Ok(BTreeMap::from([(0, "no".to_owned())]));
+        match how {
+            0 => world.core.on_move_answer(world.now, renewal.number, refused()).unwrap(),
+            1 => world.run(SECOND * 30),
+            _ => {
+                answer(&mut world, &[renewal]);
+                let renewal = only_order(&mut world);
+                world.core.on_move_answer(world.now, renewal.number, refused()).unwrap();
+            }
+        }
+        world.run(SECOND / 10);
+        assert_eq!(device(&mut world, &ends), None, "{how}");
+        world.run(SECOND * 60);
+        orders(&mut world);
+    }
+}
+
+#[test]
+fn a_waypoint_that_refuses_or_is_silent_keeps_the_flow_where_it_is() {
+    let mut world = world();
+    let (id, ends) = flow(&mut world);
+    let refused = world.core.move_direct(world.now, "test", None, Some("way")).unwrap().unwrap_err();
+    assert!(refused.detail.contains("way is no waypoint"), "{refused}");
+    world.core.set_waypoints(BTreeSet::from(["way".to_owned()]));
+    for answers in [true, false] {
+        world.core.move_direct(world.now, "test", None, Some("way")).unwrap().unwrap();
+        let twice = world.core.move_direct(world.now, "test", None, Some("way")).unwrap().unwrap_err();
+        assert!(twice.detail.contains("moving already"), "{twice}");
+        let asked = only_order(&mut world);
+        if answers {
+            world.core.on_move_answer(world.now, asked.number, Ok(BTreeMap::from([(0, "private".to_owned())]))).unwrap();
+        } else {
+            world.run(SECOND * 25);
+            // Late.
+            world.core.on_way(world.now, asked.number, NEAR.parse().unwrap(), FAR.parse().unwrap()).unwrap();
+        }
+        world.run(SECOND / 10);
+        let request = ExplainRequest { flow: Some(id.0), ..ExplainRequest::default() };
+        let explained = format!("{:?}", world.core.explain(world.now, &request).unwrap());
+        let why = if answers { "the waypoint way refused: private" } else { "it does not answer" };
+        assert!(explained.contains(why), "{explained}");
+        assert_eq!(device(&mut world, &ends), None);
+        assert!(orders(&mut world).is_empty());
+    }
+    // The host does not name the waypoint.
+    granted(&mut world, id);
+    let order = only_order(&mut world);
+    world.core.on_move_answer(world.now, order.number, Ok(BTreeMap::from([(0, "no such waypoint".to_owned())]))).unwrap();
+    world.run(SECOND / 10);
+    assert_eq!(device(&mut world, &ends), None);
+}
+
+#[test]
+fn a_flow_moves_from_another_link_to_a_waypoint_and_stays_there_if_the_host_refuses() {
+    let mut world = world();
+    let (id, ends, to) = moved(&mut world);
+    granted(&mut world, id);
+    assert_eq!(device(&mut world, &ends), Some(to));
+    let order = only_order(&mut world);
+    assert_eq!((&order.recipient, order.flows[0].via), (&Recipient::Host(SERVER), FAR.parse().unwrap()));
+    world.core.on_move_answer(world.now, order.number, Ok(BTreeMap::from([(0, "no".to_owned())]))).unwrap();
+    world.run(SECOND / 10);
+    assert_eq!(device(&mut world, &ends), Some(to));
+    let leaves = world.core.steering().rewrites[&ends];
+    assert_eq!(leaves.destination, ends.destination);
 }

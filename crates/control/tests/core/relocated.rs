@@ -8,7 +8,7 @@ use braid_control::Cause;
 use braid_control::config::Config;
 use braid_control::core::Departures;
 use braid_control::fake::FakeSteering;
-use braid_control::steering::{Ends, Rewrite};
+use braid_control::steering::{Ends, PortSide, Rewrite};
 use braid_decide::policy::{Fallback, Policy, Scheduler};
 use braid_decide::tables::{DEPARTURE_DEVICE, DEPARTURE_MARK, mark};
 use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Protocol, SequenceNumbers};
@@ -22,7 +22,7 @@ const SERVER: &str = "198.51.100.1:80";
 
 fn flow(own: [&str; 2], wire: [&str; 2]) -> MovedFlow {
     let ends = |[source, destination]: [&str; 2]| FlowEnds { source: source.parse().unwrap(), destination: destination.parse().unwrap() };
-    MovedFlow { own: ends(own), wire: ends(wire), sends: false, active: false, remaining_ms: 0, numbers: None }
+    MovedFlow { own: ends(own), wire: ends(wire), sends: false, active: false, passes: false, remaining_ms: 0, numbers: None }
 }
 
 fn request(flows: &[MovedFlow], lease: Option<Duration>, sends: bool) -> RewriteRequest {
@@ -36,7 +36,8 @@ fn ends(source: &str, destination: &str) -> Ends {
 fn to(source: &str, destination: &str, device: Option<u32>, mark: u32, arrives: bool) -> Rewrite {
     let Ends { source, destination, .. } = ends(source, destination);
     // The address on the way is the second link's.
-    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, from: arrives.then_some(LinkIndex(2)), numbers: None }
+    let from = arrives.then_some(LinkIndex(2));
+    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, passes: false, from, numbers: None }
 }
 
 /// Packets that arrive with the flow's own addresses stay as they are.
@@ -324,4 +325,46 @@ fn a_flow_keeps_few_earlier_addresses_and_gives_them_up_to_a_new_connection() {
     world.core.steering().claimed.insert(ends(OWN, SERVER), ends(&wire(40_009), SERVER));
     world.run(SECOND);
     assert_eq!(arrivals(&mut world), [40_008, 40_009]);
+}
+
+#[test]
+fn a_flow_between_other_hosts_passes_until_its_lease_ends() {
+    const NEAR: &str = "10.0.1.2:40001";
+    const FAR: &str = "10.0.2.2:40002";
+    const CLIENTS: [&str; 2] = ["192.0.2.7:50000", "192.0.2.8:50000"];
+    let mut world = round_robin();
+    let ask = |world: &mut World, client: &str, sends| {
+        let passing = MovedFlow { passes: true, ..flow([FAR, SERVER], [NEAR, client]) };
+        world.core.rewrite(world.now, &request(&[passing], Some(SECOND * 30), sends)).unwrap()
+    };
+    let pass = |[source, destination]: [&str; 2], device: u32| {
+        let (from, mark) = (Some(LinkIndex(3 - device)), mark(device as usize - 1));
+        Rewrite { from, passes: true, ..to(source, destination, Some(device), mark, true) }
+    };
+    assert!(ask(&mut world, CLIENTS[0], true).flows[0].active, "it needs no device of Braid's");
+    let down = (ends(SERVER, FAR), pass([NEAR, CLIENTS[0]], 1));
+    let up = |client| (ends(client, NEAR), pass([FAR, SERVER], 2));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([down, up(CLIENTS[0])]));
+    assert!(world.core.steering().ports().iter().all(|port| port.side == PortSide::Arrivals) && !world.core.steering().ports().is_empty());
+    // The client moves: its new address is only noted until it has tested the way.
+    ask(&mut world, CLIENTS[1], false);
+    let noted = world.core.steering().rewrites[&ends(CLIENTS[1], NEAR)];
+    assert_eq!((noted.device, noted.passes), (None, true));
+    assert_eq!(world.core.steering().rewrites[&ends(SERVER, FAR)], down.1);
+    ask(&mut world, CLIENTS[1], true);
+    let moved = (ends(SERVER, FAR), pass([NEAR, CLIENTS[1]], 1));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([moved, up(CLIENTS[0]), up(CLIENTS[1])]), "late packets still pass");
+    // Nobody else gets its ports.
+    let other = MovedFlow { passes: true, ..flow(["10.0.2.2:40003", SERVER], [NEAR, CLIENTS[1]]) };
+    assert!(world.core.rewrite(world.now, &request(&[other], Some(SECOND), true)).is_err());
+    let of_socket = flow([FAR, SERVER], [NEAR, CLIENTS[1]]);
+    assert!(world.core.rewrite(world.now, &request(&[of_socket], Some(SECOND), true)).is_err());
+    world.run(SECOND * 31);
+    assert!(world.core.steering().rewrites.is_empty() && world.core.steering().ports().is_empty());
+    // The devices carry packets of different sizes.
+    world.devices[1].mtu = 1280;
+    world.set_network();
+    let passing = MovedFlow { passes: true, ..flow([FAR, SERVER], [NEAR, CLIENTS[0]]) };
+    let refused = world.core.rewrite(world.now, &request(&[passing], Some(SECOND), true)).unwrap_err();
+    assert!(refused.detail.contains("different sizes"), "{refused}");
 }

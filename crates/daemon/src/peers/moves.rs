@@ -1,14 +1,13 @@
 //! Requests to servers to move flows between the links of this machine.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_bond::{PathId, PathState};
-use braid_control::core::{MAX_ORDER, MoveOrder, MoveStep, OrderedFlow};
+use braid_control::core::{MAX_ORDER, MoveOrder, MoveStep, OrderedFlow, Recipient};
 use braid_transport::ControlFlow;
 use braid_transport::client::{Client, State};
-use braid_transport::control::{self, MAX_FLOWS, PeerFlow};
+use braid_transport::control::{self, MAX_FLOWS, MoveAnswer, PassingFlow, PeerFlow};
 use tokio::sync::mpsc;
 
 use super::Change;
@@ -18,15 +17,19 @@ const _: () = assert!(MAX_ORDER <= MAX_FLOWS, "an order is one request");
 /// Delay before a control flow is opened again.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Hands orders to a server as long as its bond lives, that is as long as the sender exists.
-pub(super) fn serve(host: IpAddr, client: Client, changes: mpsc::UnboundedSender<Change>) -> mpsc::UnboundedSender<MoveOrder> {
+/// Hands orders to a server or relay as long as its bond lives, that is as long as the sender exists.
+pub(super) fn serve(recipient: Recipient, client: Client, changes: mpsc::UnboundedSender<Change>) -> mpsc::UnboundedSender<MoveOrder> {
     let (orders, mut received) = mpsc::unbounded_channel();
     tokio::spawn(async move {
-        let tell = |ready| drop(changes.send(Change::Mover { host, ready }));
-        let refuse = |order: MoveOrder| answer(&changes, order.number, Err(format!("{host} cannot be asked now")));
+        let tell = |ready| drop(changes.send(Change::Mover { recipient: recipient.clone(), ready }));
+        let refuse = |order: MoveOrder| answer(&changes, order.number, Err("it cannot be asked now".to_owned()));
         let mut state = client.state();
         loop {
-            while !(*state.borrow_and_update() == State::Up && client.takes_control()) {
+            let takes = || match &recipient {
+                Recipient::Host(_) => client.takes_control(),
+                Recipient::Waypoint(_) => client.is_waypoint(),
+            };
+            while !(*state.borrow_and_update() == State::Up && takes()) {
                 tokio::select! {
                     changed = state.changed() => if changed.is_err() { return },
                     order = received.recv() => match order {
@@ -90,7 +93,19 @@ async fn carry_out(
             MoveStep::Test => control::MoveStep::Test,
             MoveStep::Renew => control::MoveStep::Move,
         };
-        match control.ask(path, order.lease, step, order.flows.iter().map(flow).collect()).await {
+        let asked = match (&order.recipient, order.lease) {
+            (Recipient::Waypoint(_), Some(lease)) => {
+                let passing = |flow: &OrderedFlow| PassingFlow { client: flow.via, server: flow.own.destination, far: flow.far };
+                control.ask_to_pass(path, lease, step, order.flows.iter().map(passing).collect()).await
+            }
+            _ => control.ask(path, order.lease, step, order.flows.iter().map(flow).collect()).await,
+        };
+        match asked {
+            Ok(MoveAnswer { passing, .. }) if order.flows.iter().all(|flow| flow.far.is_none()) && passing.len() == 1 => {
+                let passages = passing.into_values();
+                passages
+                    .for_each(|passage| drop(changes.send(Change::Passage { number: order.number, near: passage.near, far: passage.far })));
+            }
             Ok(answered) if answered.blocked => drop(changes.send(Change::MoveBlocked { number: order.number })),
             Ok(answered) => answer(changes, order.number, Ok(answered.refused)),
             Err(error) => {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use braid_control::core::{MoveOrder, Question, ServerEvent};
+use braid_control::core::{MoveOrder, Question, Recipient, ServerEvent};
 use braid_decide::detection::{DetectionAnswer, HostStatus};
 use braid_model::key::PublicKey;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
@@ -79,13 +79,9 @@ impl Servers {
         self.0.len() < MAX_BONDS || self.0.contains_key(&host)
     }
 
-    /// Asks a server to move flows.
-    pub(super) fn order(&self, order: MoveOrder, changes: &mpsc::UnboundedSender<Change>) {
-        let number = order.number;
-        let sent = self.0.get(&order.host).is_some_and(|server| server.orders.send(order).is_ok());
-        if !sent {
-            let _ = changes.send(Change::MoveAnswer { number, answer: Err("there is no bond to the other host".to_owned()) });
-        }
+    /// Takes the orders for a host.
+    pub(super) fn orders(&self, host: IpAddr) -> Option<&mpsc::UnboundedSender<MoveOrder>> {
+        self.0.get(&host).map(|server| &server.orders)
     }
 
     pub(super) fn note_mover(&mut self, host: IpAddr, ready: bool) {
@@ -161,7 +157,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::Unb
     client.set_links(links.to_vec());
     super::follow_paths(&client, changes);
     tracing::info!(%host, key = key.short(), "starting a bond to a server");
-    let orders = super::moves::serve(host, client.clone(), changes.clone());
+    let orders = super::moves::serve(Recipient::Host(host), client.clone(), changes.clone());
     let (mut state, changes) = (client.state(), changes.clone());
     tokio::spawn(async move {
         let mut reported = None;

@@ -13,16 +13,24 @@ use std::time::{Duration, Instant};
 use braid_bond::host::ProvenPath;
 use braid_bond::{BondId, PathId, codes};
 use braid_model::SequenceNumbers;
-use tokio::sync::Semaphore;
+use braid_peer::destination::Policy;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, MoveStep, PeerFlow, read, write};
+use crate::account::Account;
+use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, MoveStep, PeerFlow, Request, read, write};
 use crate::host_driver::{BondFlow, HostDriver};
 use crate::stream::FlowStream;
+
+mod passing;
+
+use passing::Passing;
 
 /// How long a packet of a way that is tested may take to arrive.
 const TEST: Duration = Duration::from_secs(1);
 /// Pauses between two looks for one: the first, which doubles, and the longest.
 const TEST_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(40)];
+/// Maximum number of flows of all clients that pass this host. Each has two ports.
+const MAX_WAYS: usize = 4096;
 /// Maximum number of flows that one control flow has moved at a time.
 const MAX_MOVED: usize = 4096;
 /// The longest lease. A client that is gone for longer gets its flows' packets at their own addresses.
@@ -36,15 +44,15 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Longest reason, in characters.
 const MAX_REASON: usize = 150;
 
-/// A flow of this host and the addresses of its packets on the way, each as source and destination.
+/// A flow, and the addresses of its packets on the way, each as source and destination from this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowToMove {
-    /// In the socket.
+    /// In the socket; or, if it passes this host, towards the other host.
     pub own: (SocketAddr, SocketAddr),
     /// On the way.
     pub wire: (SocketAddr, SocketAddr),
-    /// The sequence numbers with which it began for the client.
-    pub numbers: SequenceNumbers,
+    /// The sequence numbers with which it began for the client; `None`: it is a flow to another host, and passes this one.
+    pub numbers: Option<SequenceNumbers>,
 }
 
 /// What a [`Mover`] returns: why flows stay where they are, by their places; or why none can be moved.
@@ -68,6 +76,12 @@ pub(super) struct ControlServer(Arc<Shared>);
 
 struct Shared {
     mover: Arc<dyn Mover>,
+    /// Addresses of the waypoints to which clients may move flows of this host.
+    waypoints: Vec<IpAddr>,
+    /// Whether flows to other hosts pass this one.
+    passes: bool,
+    /// Flows that may still pass.
+    ways: Arc<Semaphore>,
     driver: HostDriver,
     /// Bonds that have a control flow: each may have one.
     serving: Mutex<BTreeSet<BondId>>,
@@ -100,12 +114,14 @@ struct Known {
 }
 
 impl ControlServer {
-    pub(super) fn new(mover: Arc<dyn Mover>, driver: HostDriver) -> Self {
-        Self(Arc::new(Shared { mover, driver, serving: Mutex::default(), turn: Semaphore::new(1) }))
+    pub(super) fn new(mover: Arc<dyn Mover>, driver: HostDriver, waypoints: Vec<IpAddr>, passes: bool) -> Self {
+        let waypoints = waypoints.into_iter().map(|ip| ip.to_canonical()).collect();
+        let ways = Arc::new(Semaphore::new(MAX_WAYS));
+        Self(Arc::new(Shared { mover, waypoints, passes, ways, driver, serving: Mutex::default(), turn: Semaphore::new(1) }))
     }
 
     /// Answers the requests of a control flow until it ends. The leases of what it has moved run out then.
-    pub(super) async fn serve(&self, flow: BondFlow) {
+    pub(super) async fn serve(&self, flow: BondFlow, account: &Account, policy: &Policy) {
         let bond = flow.bond();
         if !self.0.serving().insert(bond) {
             return flow.answer(codes::BUSY);
@@ -113,10 +129,10 @@ impl ControlServer {
         let _serving = Serving(&self.0, bond);
         flow.answer(0);
         let mut stream = FlowStream::new(flow);
-        let mut known = Known::default();
+        let (mut known, mut passing) = (Known::default(), Passing::default());
         loop {
             let request = {
-                let reading = read::<MoveRequest>(&mut stream);
+                let reading = read::<Request>(&mut stream);
                 tokio::pin!(reading);
                 loop {
                     self.note(bond, &mut known);
@@ -131,7 +147,11 @@ impl ControlServer {
                 Err(error) => return tracing::debug!(%bond, "a control flow has ended: {error}"),
             };
             let paths = self.note(bond, &mut known);
-            let answer = self.move_flows(&request, &paths, &mut known).await;
+            let answer = match request {
+                Request::Move(request) => self.move_flows(&request, &paths, &mut known).await,
+                Request::Pass(request) if self.0.passes => self.pass_flows(&request, &paths, &mut passing, account, policy).await,
+                Request::Pass(_) => return tracing::debug!(%bond, "a control flow has ended: this host is no waypoint"),
+            };
             if answer.blocked || !answer.refused.is_empty() {
                 let (blocked, refused, first) = (answer.blocked, answer.refused.len(), answer.refused.values().next());
                 tracing::debug!(%bond, blocked, refused, first, "flows of a client were not moved");
@@ -153,7 +173,7 @@ impl ControlServer {
     }
 
     /// Waits until a packet of one of the flows has arrived with the new addresses; `false`: none does. An error is left to the next operation.
-    async fn passes(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration) -> bool {
+    async fn has_arrived(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration) -> bool {
         let (begin, [mut pause, longest]) = (Instant::now(), TEST_PAUSES);
         loop {
             let arrived = {
@@ -168,8 +188,19 @@ impl ControlServer {
         }
     }
 
+    /// Lets the mover work, once nobody else does.
+    async fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> Result<BTreeMap<usize, String>, String> {
+        let Ok(_turn) = self.0.turn.acquire().await else { return Err("this server ends".to_owned()) };
+        self.0.mover.rewrite(flows, lease, step).await
+    }
+
+    /// The places of a flow that is to pass, its client's and this host's; `None`: there are none.
+    fn take_way(&self, account: &Account) -> Option<[OwnedSemaphorePermit; 2]> {
+        Some([account.ways.clone().try_acquire_owned().ok()?, self.0.ways.clone().try_acquire_owned().ok()?])
+    }
+
     async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], known: &mut Known) -> MoveAnswer {
-        let answer = |refused| MoveAnswer { id: request.id, refused, blocked: false };
+        let answer = |refused| MoveAnswer { id: request.id, refused, ..MoveAnswer::default() };
         let all = |reason: &str| answer((0..request.flows.len()).map(|place| (place, reason.to_owned())).collect());
         let lease = request.lease_ms.map(|lease| Duration::from_millis(lease).min(MAX_LEASE));
         if request.flows.len() > MAX_FLOWS {
@@ -191,7 +222,7 @@ impl ControlServer {
                 Some(_) if !is_moved && known.moved.len() + wanted.len() >= MAX_MOVED => {
                     Err(format!("{MAX_MOVED} flows are moved already"))
                 }
-                Some(_) => check(flow, path, |address| is_moved || known.proven.contains_key(&address)),
+                Some(_) => check(flow, path, &self.0.waypoints, |address| is_moved || known.proven.contains_key(&address)),
             };
             match checked {
                 Ok(found) => wanted.push((place, ends, found)),
@@ -203,14 +234,11 @@ impl ControlServer {
         }
         let flows = || wanted.iter().map(|(.., flow)| *flow).collect::<Vec<_>>();
         if let Some(lease) = lease.filter(|_| request.step == MoveStep::Test)
-            && !self.passes(flows, lease).await
+            && !self.has_arrived(flows, lease).await
         {
             return MoveAnswer { blocked: true, ..answer(refused) };
         }
-        let done = {
-            let Ok(_turn) = self.0.turn.acquire().await else { return all("this server ends") };
-            self.0.mover.rewrite(flows(), lease, request.step).await
-        };
+        let done = self.rewrite(flows(), lease, request.step).await;
         let until = lease.map(|lease| Instant::now() + lease);
         for (number, (place, ends, _)) in wanted.into_iter().enumerate() {
             let reason = match &done {
@@ -228,23 +256,37 @@ impl ControlServer {
 }
 
 /// Checks a flow against what the client has proved.
-fn check(flow: &PeerFlow, path: Option<&ProvenPath>, is_proven: impl Fn(IpAddr) -> bool) -> Result<FlowToMove, String> {
+fn check(
+    flow: &PeerFlow,
+    path: Option<&ProvenPath>,
+    waypoints: &[IpAddr],
+    is_proven: impl Fn(IpAddr) -> bool,
+) -> Result<FlowToMove, String> {
     let path = path.ok_or("the path is not there, or has changed its address")?;
     if !is_proven(flow.client.ip()) {
         return Err(format!("no path of this bond has come from {} lately, or a NAT translates it", flow.client.ip()));
     }
-    if flow.via.ip() != path.remote {
-        return Err(format!("a NAT translates {} to {}", flow.via.ip(), path.remote));
-    }
     if flow.via.port() == 0 || flow.client.port() == 0 {
         return Err("it has no port".to_owned());
+    }
+    // The operator trusts these hosts to send on only what their clients may receive.
+    if waypoints.contains(&flow.via.ip()) {
+        return Ok(flow_to_move(flow, flow.via, flow.server.ip()));
+    }
+    if flow.via.ip() != path.remote {
+        let no_waypoint = "and the server names no such waypoint (\"braid relay --local --moves --through\")";
+        return Err(format!("a NAT translates {} to {}, or it is another host's, {no_waypoint}", flow.via.ip(), path.remote));
     }
     Ok(flow_to_move(flow, flow.via, path.local))
 }
 
 /// The flow as this host has it, and on the way.
 fn flow_to_move(flow: &PeerFlow, client: SocketAddr, server: IpAddr) -> FlowToMove {
-    FlowToMove { own: (flow.server, flow.client), wire: (SocketAddr::new(server, flow.server.port()), client), numbers: flow.numbers() }
+    FlowToMove {
+        own: (flow.server, flow.client),
+        wire: (SocketAddr::new(server, flow.server.port()), client),
+        numbers: Some(flow.numbers()),
+    }
 }
 
 #[cfg(test)]
@@ -271,6 +313,8 @@ mod tests {
     fn a_flow_moves_only_between_addresses_that_the_client_has_proved() {
         let proven = |address: IpAddr| address == IpAddr::from([10, 0, 0, 1]);
         let path = path("10.1.0.1");
+        let check =
+            |flow: &PeerFlow, path: Option<&ProvenPath>, proven| super::check(flow, path, &["198.51.100.7".parse().unwrap()], proven);
         let moved = check(&flow("10.0.0.1:50"), Some(&path), proven).unwrap();
         assert_eq!(moved.own, ("192.0.2.1:80".parse().unwrap(), "10.0.0.1:50".parse().unwrap()));
         assert_eq!(moved.wire, ("192.0.2.9:80".parse().unwrap(), "10.1.0.1:7".parse().unwrap()));
@@ -287,7 +331,7 @@ mod tests {
 
     fn server(mover: Arc<dyn Mover>) -> ControlServer {
         let (driver, _notices) = HostDriver::start(braid_bond::host::Host::client([1; 32], Instant::now()));
-        ControlServer::new(mover, driver)
+        ControlServer::new(mover, driver, vec!["198.51.100.7".parse().unwrap()], false)
     }
 
     /// Refuses the flow from this port.

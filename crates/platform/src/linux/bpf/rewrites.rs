@@ -66,7 +66,7 @@ impl BpfSteering {
         }
         let mut map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
         let mut moved: BTreeMap<Ends, MovedSocket> = BTreeMap::new();
-        for (ends, rewrite) in &self.rewrites {
+        for (ends, rewrite) in self.rewrites.iter().filter(|(_, rewrite)| !rewrite.passes) {
             let Ok(entry) = map.get(&key(ends), 0) else { continue };
             if rewrite.arrives {
                 let own = Ends { source: rewrite.destination, destination: rewrite.source, ..*ends };
@@ -134,6 +134,7 @@ fn raw(ends: &Ends, rewrite: &Rewrite) -> abi::Rewrite {
         mark: rewrite.mark,
         arrives: rewrite.arrives.into(),
         from: index(rewrite.from),
+        passes: rewrite.passes.into(),
         sent: rewrite.numbers.map_or(0, |numbers| numbers.sent),
         received: rewrite.numbers.map_or(0, |numbers| numbers.received),
         ..Default::default()
