@@ -107,7 +107,7 @@ int braid_rewrite_out(struct __sk_buff *skb)
 	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
 	if (!entry || entry->arrives)
 		return TC_DROP;
-	waits = wait_for_link(skb, 0);
+	waits = bpf_map_lookup_elem(&late_links, &entry->device) ? wait_for_link(skb, 0) : TC_NEXT;
 	return waits == TC_NEXT ? rewrite(skb, &packet, entry) : waits;
 }
 

@@ -2,14 +2,15 @@
 
 mod support;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use braid_lab::{Lab, MovesRelay, ServerDaemon};
+use braid_lab::Lab;
 use serde_json::Value;
 use support::gateway::traces;
+use support::moves::{Far, MOVES, Relay, exchange, mirror, movable};
 use support::*;
 
 /// Port that sends back what it gets.
@@ -21,12 +22,7 @@ const SINK: u16 = 7001;
 #[must_use]
 fn serve(lab: &Lab) -> Echo {
     let run = || {
-        let (mirror, sink) = (TcpListener::bind(("::", MIRROR)).unwrap(), TcpListener::bind(("::", SINK)).unwrap());
-        thread::spawn(move || {
-            for stream in mirror.incoming().map_while(Result::ok) {
-                thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut &stream));
-            }
-        });
+        let sink = TcpListener::bind(("::", SINK)).unwrap();
         thread::spawn(move || {
             for mut stream in sink.incoming().map_while(Result::ok) {
                 thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
@@ -34,6 +30,7 @@ fn serve(lab: &Lab) -> Echo {
         });
     };
     lab.server().run(run).unwrap();
+    mirror(lab.server(), MIRROR);
     Echo::start(lab, 10, MIRROR)
 }
 
@@ -82,16 +79,6 @@ fn round_trip(lab: &Lab) -> Duration {
 
 fn late(up: &Up<'_>) -> Value {
     up.status().unwrap_or_default()["late"].clone()
-}
-
-fn exchange(stream: &mut TcpStream, round: u8, size: usize) {
-    let sent: Vec<u8> = (0..size).map(|place| (place as u8).wrapping_mul(31).wrapping_add(round)).collect();
-    let (mut writing, copy) = (stream.try_clone().unwrap(), sent.clone());
-    let writer = thread::spawn(move || writing.write_all(&copy).unwrap());
-    let mut got = vec![0; size];
-    stream.read_exact(&mut got).unwrap();
-    writer.join().unwrap();
-    assert!(got == sent, "round {round}");
 }
 
 #[test]
@@ -212,22 +199,16 @@ fn what_has_not_left_goes_over_another_link() {
     let lab = lab(2);
     let _echo = serve(&lab);
     NAMES[..2].iter().for_each(|device| slow(&lab, device));
-    let _far = ServerDaemon::start(&lab, &braid()).unwrap();
-    let _relay = MovesRelay::start(&lab, &braid()).unwrap();
-    let up = Up::start(
-        &lab,
-        "scheduler = \"only-one\"\nlate = true\n[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 7000 }\ncarry = \"direct\"\n",
-    );
+    let _far = Far::start(&lab);
+    let _relay = Relay::start(&lab);
+    let up = Up::start(&lab, &format!("late = true\n{MOVES}"));
     let server: SocketAddr = remote(10, MIRROR);
     let (mut stream, from) = open(&lab, server);
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     // It fills its queue, so that much waits when the link dies.
     socket2::SockRef::from(&stream).set_tcp_congestion(b"cubic").unwrap();
     exchange(&mut stream, 1, 10_000);
-    eventually("the flow can move", || {
-        let id = up.flows().into_iter().find(|flow| flow["remote"] == server.to_string()).unwrap_or_default()["id"].to_string();
-        text(&up.braid(&["explain", &id]).stdout).contains("can change its link")
-    });
+    movable(&up, server);
     let mut copy = stream.try_clone().unwrap();
     let running = thread::spawn(move || exchange(&mut copy, 2, 3_000_000));
     // The kernel notices changes of carrier once a second at most, and Braid's own device has just got its own.

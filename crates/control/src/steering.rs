@@ -579,7 +579,7 @@ pub struct LateLink {
     pub name: String,
     /// Its hardware address.
     pub mac: Mac,
-    /// Whether it works, and how fast it is.
+    /// How fast it is.
     pub state: LinkState,
 }
 

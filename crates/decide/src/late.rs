@@ -61,11 +61,9 @@ impl Default for LateBinding {
     }
 }
 
-/// State of a link.
+/// State of a link that works.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkState {
-    /// Whether it works.
-    pub is_up: bool,
     /// What it is known to carry, in bytes of whole frames; `None`: only its device says when it can take more.
     pub rate: Option<Rate>,
     /// Whether the user gave the rate: it is never exceeded.
@@ -126,7 +124,8 @@ pub struct LateQueue<K, P> {
     keys: BTreeMap<FlowKey, K>,
     /// New flows of each link, whose first packet leaves before those of others, and flows that were new.
     fresh: [VecDeque<K>; MAX_LINKS],
-    links: [LinkState; MAX_LINKS],
+    /// Links that take packets.
+    links: [Option<LinkState>; MAX_LINKS],
     /// When each link may take the next packet, as its rate allows.
     free: [Time; MAX_LINKS],
     bytes: ByteCount,
@@ -144,7 +143,7 @@ impl<K: Copy + Ord, P> Default for LateQueue<K, P> {
             flows: BTreeMap::new(),
             keys: BTreeMap::new(),
             fresh: [const { VecDeque::new() }; MAX_LINKS],
-            links: [LinkState::default(); MAX_LINKS],
+            links: [None; MAX_LINKS],
             free: [Time::ZERO; MAX_LINKS],
             bytes: ByteCount::ZERO,
             packets: 0,
@@ -155,11 +154,11 @@ impl<K: Copy + Ord, P> Default for LateQueue<K, P> {
 }
 
 impl<K: Copy + Ord, P> LateQueue<K, P> {
-    /// Sets the state of the link in `slot`.
-    pub fn set_link(&mut self, slot: usize, state: LinkState) {
+    /// Sets the state of the link in `slot`; `None`: it takes no packets.
+    pub fn set_link(&mut self, slot: usize, state: Option<LinkState>) {
         if let Some(link) = self.links.get_mut(slot) {
             *link = state;
-            if !state.is_up {
+            if state.is_none() {
                 self.fresh[slot].clear();
             }
         }
@@ -209,19 +208,15 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
         flow.bytes += size;
         (self.bytes, self.packets) = (self.bytes + size, self.packets + 1);
         if is_new {
-            for slot in terms.links.iter().filter(|slot| self.links.get(*slot).is_some_and(|link| link.is_up)) {
+            for slot in terms.links.iter().filter(|slot| self.links.get(*slot).is_some_and(Option::is_some)) {
                 self.fresh[slot].push_back(key);
             }
         }
-        // From the head: the sender learns about the loss soonest.
-        while flow.bytes > limit && flow.queue.len() > 1 {
-            self.totals.dropped += 1;
-            if let Some(first) = flow.queue.pop_front() {
-                flow.bytes = flow.bytes.saturating_sub(first.size);
-                (self.bytes, self.packets) = (self.bytes.saturating_sub(first.size), self.packets - 1);
-            }
-        }
         let _ = self.midrr.set_head(flow.key, flow.queue.front().map(|first| first.size));
+        // From the head: the sender learns about the loss soonest.
+        while self.flows.get(&key).is_some_and(|flow| flow.bytes > limit && flow.queue.len() > 1) {
+            self.totals.dropped += u64::from(self.take(&key).is_some());
+        }
         if self.bytes > MAX_BYTES {
             self.shed();
         }
@@ -229,7 +224,7 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
 
     /// The packet that the link in `slot` is to send now, and its flow.
     pub fn next(&mut self, now: Time, slot: usize) -> Option<(K, Waiting<P>)> {
-        let link = *self.links.get(slot).filter(|link| link.is_up)?;
+        let link = (*self.links.get(slot)?)?;
         if self.free[slot] > now {
             return None;
         }
@@ -267,13 +262,13 @@ impl<K: Copy + Ord, P> LateQueue<K, P> {
 
     /// When [`next`](Self::next) may return something for a link for which it returns nothing now, although packets wait.
     pub fn poll_timeout(&self, now: Time, slot: usize) -> Option<Time> {
-        let waits = self.packets > 0 && self.links.get(slot).is_some_and(|link| link.is_up);
+        let waits = self.packets > 0 && self.links.get(slot).is_some_and(Option::is_some);
         self.free.get(slot).copied().filter(|free| waits && *free > now)
     }
 
     /// What a flow over these links may have waiting.
     fn depth(&self, links: LinkSet) -> ByteCount {
-        let rates = links.iter().filter_map(|slot| self.links.get(slot)?.rate);
+        let rates = links.iter().filter_map(|slot| self.links.get(slot)?.as_ref()?.rate);
         let most = rates.max().map_or(0, |rate| (rate.bytes_per_second() as f64 * DEPTH.as_secs_f64()) as u64);
         ByteCount::new(most).clamp(LEAST, MOST)
     }
@@ -371,7 +366,7 @@ mod tests {
     fn queue(links: usize, rate: Option<Rate>) -> LateQueue<u32, u32> {
         let mut queue = LateQueue::default();
         for slot in 0..links {
-            queue.set_link(slot, LinkState { is_up: true, rate, is_fixed: true });
+            queue.set_link(slot, Some(LinkState { rate, is_fixed: true }));
         }
         queue
     }
@@ -437,7 +432,7 @@ mod tests {
         for packet in 0..4 {
             assert_eq!(next(&mut queue, at(0), 0), Some((1, packet)));
         }
-        queue.set_link(0, LinkState::default());
+        queue.set_link(0, None);
         assert_eq!((next(&mut queue, at(1), 0), next(&mut queue, at(1), 1)), (None, None));
         queue.bind(|_| over(B));
         for packet in 4..10 {
@@ -476,7 +471,7 @@ mod tests {
         let (packets, bytes) = queue.waiting();
         assert_eq!((packets, bytes), (66, ByteCount::new(66 * 1514)));
         assert_eq!(next(&mut queue, at(0), 0), Some((1, 934)), "the oldest are dropped");
-        queue.set_link(0, LinkState::default());
+        queue.set_link(0, None);
         queue.tidy(at(3000));
         queue.push(at(3000), [2; 2], over(B), FULL, 2000);
         assert_eq!(queue.waiting().0, 1, "the others have waited too long");
@@ -503,7 +498,7 @@ mod tests {
     fn a_learnt_rate_is_exceeded_now_and_then() {
         let moved = |is_fixed| {
             let mut queue = queue(1, None);
-            queue.set_link(0, LinkState { is_up: true, rate: Some(Rate::from_mbps(10)), is_fixed });
+            queue.set_link(0, Some(LinkState { rate: Some(Rate::from_mbps(10)), is_fixed }));
             let mut moved = 0;
             for now in (0..10_000).map(at) {
                 (0..3).for_each(|packet| queue.push(now, [1; 2], over(A), FULL, packet));

@@ -73,8 +73,9 @@ pub fn mirror(host: &Namespace, port: u16) {
     .unwrap();
 }
 
+/// Sends bytes that differ by `round` and place, and reads them back.
 pub fn exchange(stream: &mut TcpStream, round: u8, size: usize) {
-    let sent = vec![round; size];
+    let sent: Vec<u8> = (0..size).map(|place| (place as u8).wrapping_mul(31).wrapping_add(round)).collect();
     let (mut writing, copy) = (stream.try_clone().unwrap(), sent.clone());
     let writer = thread::spawn(move || writing.write_all(&copy).unwrap());
     let mut got = vec![0; size];

@@ -81,7 +81,7 @@ impl<S: Steering> Core<S> {
             // Small changes are not worth another plan.
             let is_near = |old: &Rate| rate.is_some_and(|new| new.bps().abs_diff(old.bps()) * 50 < old.bps());
             let rate = known(link.slot).filter(is_near).or(rate);
-            let state = LinkState { is_up: true, rate, is_fixed: link.capacity.up.is_fixed() };
+            let state = LinkState { rate, is_fixed: link.capacity.up.is_fixed() };
             Some((link.slot, LateLink { index: facts.index, name: facts.name.clone(), mac, state }))
         };
         let links: BTreeMap<usize, LateLink> = self.links.iter().filter_map(link).collect();

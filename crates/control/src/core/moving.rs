@@ -749,11 +749,7 @@ impl<S: Steering> Core<S> {
         };
         let mut moves = Vec::new();
         // Flows that leave a link spread over the others.
-        let mut loads: BTreeMap<usize, u32> = BTreeMap::new();
-        for row in self.flows.iter().map(|living| &living.row) {
-            let slot = self.moving.flows.get(&Ends::of(row)).map_or(row.slot, |moved| moved.way.slot);
-            *loads.entry(slot).or_default() += 1;
-        }
+        let mut loads: Option<BTreeMap<usize, u32>> = None;
         for living in self.flows.iter().filter(|living| is_candidate(&living.row) && !self.has_ended(living)) {
             let row = &living.row;
             if self.rule_expired(row.started, row.rule) {
@@ -770,8 +766,12 @@ impl<S: Steering> Core<S> {
                 address.is_none_or(|address| !self.moving.is_blocked(address, Ends::of(row).destination))
             };
             let open: LinkSet = links.iter().filter(is_open).collect();
+            if stays {
+                continue;
+            }
+            let loads = loads.get_or_insert_with(|| self.flows_by_slot());
             // If all are blocked, the flow's own reason says so.
-            if !stays && let Some(slot) = self.roomiest(now, open, &loads).or_else(|| self.roomiest(now, links, &loads)) {
+            if let Some(slot) = self.roomiest(now, open, loads).or_else(|| self.roomiest(now, links, loads)) {
                 *loads.entry(slot).or_default() += 1;
                 moves.push((row.clone(), Some(slot)));
             }
@@ -782,6 +782,16 @@ impl<S: Steering> Core<S> {
                 self.moving.refuse(now, Ends::of(row), reason);
             }
         }
+    }
+
+    /// Number of direct flows by the slot of the link over which they leave.
+    fn flows_by_slot(&self) -> BTreeMap<usize, u32> {
+        let mut loads = BTreeMap::new();
+        for row in self.flows.iter().map(|living| &living.row) {
+            let slot = self.moving.flows.get(&Ends::of(row)).map_or(row.slot, |moved| moved.way.slot);
+            *loads.entry(slot).or_default() += 1;
+        }
+        loads
     }
 
     /// Of these links, the one with the largest share for one more flow.

@@ -204,7 +204,7 @@ impl Forwarder {
         while let Ok(true) = self.read(bpf::now()) {}
         for slot in self.links.keys().copied().collect::<Vec<_>>() {
             if let Some(link) = self.links.get(&slot) {
-                self.queue.set_link(slot, LinkState { rate: None, ..link.state });
+                self.queue.set_link(slot, Some(LinkState { rate: None, ..link.state }));
                 link.sockets().for_each(|socket| drop(socket.set_send_buffer_size(ROOM_AT_END)));
             }
             while let Some((_, mut waiting)) = self.queue.next(bpf::now(), slot) {
@@ -217,8 +217,7 @@ impl Forwarder {
     fn follow(&mut self, plan: LatePlan) {
         self.below = plan.below;
         for slot in 0..MAX_LINKS {
-            let state = plan.links.get(&slot).map(|link| link.state).unwrap_or_default();
-            self.queue.set_link(slot, state);
+            self.queue.set_link(slot, plan.links.get(&slot).map(|link| link.state));
         }
         self.slots = plan.links.iter().map(|(slot, link)| (link.index.0, *slot)).collect();
         let mut before = std::mem::take(&mut self.links);
@@ -293,7 +292,7 @@ impl Forwarder {
 
     fn serve_link(&mut self, now: Time, slot: usize) -> Option<Time> {
         loop {
-            let link = self.links.get_mut(&slot).filter(|link| link.state.is_up)?;
+            let link = self.links.get_mut(&slot)?;
             link.retry_at = link.retry_at.filter(|at| *at > now);
             if link.retry_at.is_some() {
                 return link.retry_at;
@@ -307,7 +306,7 @@ impl Forwarder {
             let slow = link.waited.is_some_and(|at| now.since(at) < SLOW_DEVICE);
             let state = LinkState { rate: link.state.rate.filter(|_| !slow), ..link.state };
             (link.is_full, link.tells) = (false, moved == 0 && self.below > 1);
-            self.queue.set_link(slot, state);
+            self.queue.set_link(slot, Some(state));
             if is_full && self.queue.waiting().0 > 0 {
                 let link = self.links.get_mut(&slot)?;
                 link.is_full = true;
@@ -351,11 +350,10 @@ impl Forwarder {
         let timeout = due.unwrap_or(beat).min(beat).since(now);
         let full = self.links.values().filter(|link| link.is_full && link.tells);
         let write: Vec<BorrowedFd<'_>> = full.filter_map(|link| link.socket.as_ref().map(AsFd::as_fd)).collect();
-        if process::wait_for_any(&[self.device.as_fd(), self.woken.as_fd()], &write, timeout).is_err() {
-            thread::sleep(RETRY);
-        }
-        if process::poll([(self.woken.as_fd(), true)], Some(Duration::ZERO)).is_ok_and(|[ready]| ready.readable) {
-            let _ = self.woken.read(&mut [0; 64]);
+        match process::wait_for_any([self.device.as_fd(), self.woken.as_fd()], &write, timeout) {
+            Ok([_, true]) => drop(self.woken.read(&mut [0; 64])),
+            Ok(_) => {}
+            Err(_) => thread::sleep(RETRY),
         }
     }
 }

@@ -13,8 +13,8 @@ use braid_model::Direction;
 use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::cut::gap;
-use super::moves::{PORT, RULES, World};
+use super::moves::{Arrivals, PORT, RULES, World, gaps, rate};
+use super::speed::spent;
 use super::{Settings, allow_multipath};
 use crate::bench::progress;
 use crate::bench::report::Report;
@@ -97,9 +97,6 @@ fn lab(rate: u64, back: Duration) -> Result<Lab> {
     }
     Ok(lab)
 }
-
-/// When data arrived, and how much.
-type Arrivals = Vec<(Instant, usize)>;
 
 /// A server that reads uploads. It ends with its last connection.
 struct Sink(Arc<Mutex<Arrivals>>);
@@ -219,17 +216,12 @@ fn death(settings: &Settings, way: Way) -> Result<Death> {
     let state_at = |at: Instant| states.iter().rev().find(|(seen, _)| *seen <= at).map(|(_, state)| *state).unwrap_or_default();
     let (then, later) = (state_at(begin), state_at(after(3)));
     let pairs = states.iter().zip(states.iter().skip(1)).filter(|((at, state), _)| *at >= begin && *at < after(3) && state.is_recovering());
-    let rate = |from: Instant, to: Instant| {
-        let bytes: usize = arrivals.iter().filter(|(at, _)| (from..to).contains(at)).map(|(_, count)| count).sum();
-        bytes as f64 * 8.0 / 1e6 / to.saturating_duration_since(from).as_secs_f64()
-    };
-    let times: Vec<Instant> = arrivals.iter().map(|(at, _)| *at).collect();
     Ok(Death {
         retransmitted: f64::from(later.retransmitted - then.retransmitted),
         needless: f64::from(later.needless - then.needless),
         recovery: pairs.map(|((from, _), (to, _))| to.saturating_duration_since(*from).as_secs_f64()).sum::<f64>().abs(),
-        rates: [rate(begin - Duration::from_secs(2), begin), rate(begin, after(1))],
-        gap: gap(&times, begin, after(4)),
+        rates: [rate(&arrivals, begin - Duration::from_secs(2), begin), rate(&arrivals, begin, after(1))],
+        gap: gaps(&arrivals, begin, after(4)),
     })
 }
 
@@ -420,12 +412,12 @@ fn throughput(settings: &Settings, report: &mut Report) -> Result<Value> {
             let sink = Sink::start(&lab, false)?;
             let _uploads = (0..4).map(|_| Upload::start(&lab, false)).collect::<Result<Vec<_>>>()?;
             thread::sleep(Duration::from_secs(3));
-            let (from, used) = (Instant::now(), processor_time(daemon.pid())?);
+            let (from, used) = (Instant::now(), spent(daemon.pid())?.iter().sum::<f64>());
             sink.take();
             thread::sleep(Duration::from_secs(seconds));
             let span = from.elapsed().as_secs_f64();
             let bytes: usize = sink.take().iter().map(|(_, count)| count).sum();
-            let processor = (processor_time(daemon.pid())? - used) / span;
+            let processor = (spent(daemon.pid())?.iter().sum::<f64>() - used) / span;
             rates.push((bytes as f64 * 8.0 / 1e6 / span, processor));
         }
         progress(&format!(
@@ -449,13 +441,4 @@ fn throughput(settings: &Settings, report: &mut Report) -> Result<Value> {
     );
     report.aim("late binding carries at least 0.97 of the links' sum", format!("{:.3}", median(&ratios)), median(&ratios) >= 0.97);
     Ok(json!(raw))
-}
-
-/// Seconds of processor time that a process has used.
-fn processor_time(process: u32) -> Result<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<f64>().ok()).context("/proc/PID/stat has another format");
-    // Fields 14 and 15, in hundredths of a second (proc(5)); the process's name was field 2.
-    Ok((ticks(11)? + ticks(12)?) / 100.0)
 }

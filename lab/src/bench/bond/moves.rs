@@ -122,8 +122,8 @@ fn lab() -> Result<Lab> {
     links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()
 }
 
-/// Arrivals of downloads.
-type Arrivals = Vec<(Instant, usize)>;
+/// When data arrived, and how much.
+pub(super) type Arrivals = Vec<(Instant, usize)>;
 
 /// Downloads over `count` connections for `span`, while `act` runs. Returns the arrivals of each; an error if one ended early.
 fn downloads<T: Send>(
@@ -148,12 +148,13 @@ fn downloads<T: Send>(
 }
 
 /// Mbit/s between two times.
-fn rate(arrivals: &Arrivals, from: Instant, to: Instant) -> f64 {
+pub(super) fn rate(arrivals: &Arrivals, from: Instant, to: Instant) -> f64 {
     let bytes: usize = arrivals.iter().filter(|(at, _)| (from..to).contains(at)).map(|(_, count)| count).sum();
     bytes as f64 * 8.0 / 1e6 / to.saturating_duration_since(from).as_secs_f64()
 }
 
-fn gaps(arrivals: &Arrivals, from: Instant, to: Instant) -> f64 {
+/// The longest time without data that touches the span, in seconds.
+pub(super) fn gaps(arrivals: &Arrivals, from: Instant, to: Instant) -> f64 {
     gap(&arrivals.iter().map(|(at, _)| *at).collect::<Vec<_>>(), from, to)
 }
 

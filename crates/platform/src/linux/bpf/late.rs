@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aya::maps::{Array, HashMap, MapData};
-use braid_control::steering::{LatePlan, LateState, Port, PortSide, SteeringError};
+use braid_control::steering::{LateLink, LatePlan, LateState, Port, PortSide, SteeringError};
 use braid_model::{LinkIndex, Time};
 
+use super::forward::ignore_missing;
 use super::{BpfSteering, failed};
 use crate::linux::late::LateForwarder;
 use crate::linux::sys::{abi, socket::sender_of_frames};
@@ -36,7 +37,7 @@ impl BpfSteering {
         let Some(plan) = plan else {
             self.late.ports.clear();
             self.late.forwarder = None;
-            return Ok(());
+            return self.set_late_links(&BTreeMap::new());
         };
         // One whose device was removed has ended.
         self.late.forwarder.take_if(|forwarder| forwarder.state().is_none());
@@ -59,12 +60,7 @@ impl BpfSteering {
         let port = |index: LinkIndex, name: &String| Port { index, name: name.clone(), side: PortSide::Late };
         let wanted: Vec<Port> = plan.links.values().map(|link| port(link.index, &link.name)).collect();
         self.late.ports.retain(|port, _| wanted.contains(port));
-        let mut macs: HashMap<_, u32, [u8; 8]> = typed_map!(self, HashMap, "late_links", "bind packets late");
-        for link in plan.links.values() {
-            let mut mac = [0; 8];
-            mac[..6].copy_from_slice(&link.mac.0);
-            macs.insert(link.index.0, mac, 0).map_err(failed("bind packets late"))?;
-        }
+        self.set_late_links(&plan.links)?;
         let mut first = Ok(());
         for port in wanted {
             if self.late.ports.contains_key(&port) {
@@ -78,5 +74,21 @@ impl BpfSteering {
             }
         }
         first
+    }
+
+    /// Sets the links whose packets wait, with their hardware addresses.
+    fn set_late_links(&mut self, links: &BTreeMap<usize, LateLink>) -> Result<(), SteeringError> {
+        const ACTION: &str = "bind packets late";
+        let mut map: HashMap<_, u32, [u8; 8]> = typed_map!(self, HashMap, "late_links", "bind packets late");
+        let known: Vec<u32> = map.keys().filter_map(Result::ok).collect();
+        for gone in known.into_iter().filter(|index| links.values().all(|link| link.index.0 != *index)) {
+            ignore_missing(map.remove(&gone)).map_err(failed(ACTION))?;
+        }
+        for link in links.values() {
+            let mut mac = [0; 8];
+            mac[..6].copy_from_slice(&link.mac.0);
+            map.insert(link.index.0, mac, 0).map_err(failed(ACTION))?;
+        }
+        Ok(())
     }
 }

@@ -262,11 +262,11 @@ pub fn poll<const N: usize>(on: [(BorrowedFd<'_>, bool); N], timeout: Option<Dur
     }
 }
 
-/// Waits until one of `read` has data or one of `write` takes some, or until `timeout` has passed.
+/// Waits until one of `read` has data or one of `write` takes some, or until `timeout` has passed. Returns which of `read` have data.
 ///
 /// # Errors
 /// Errors of `ppoll`, except `EINTR`, which ends the wait.
-pub fn wait_for_any(read: &[BorrowedFd<'_>], write: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<()> {
+pub fn wait_for_any<const N: usize>(read: [BorrowedFd<'_>; N], write: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<[bool; N]> {
     let entry = |events| move |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     let mut entries: Vec<_> = read.iter().map(entry(libc::POLLIN)).chain(write.iter().map(entry(libc::POLLOUT))).collect();
     let seconds = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
@@ -274,7 +274,8 @@ pub fn wait_for_any(read: &[BorrowedFd<'_>], write: &[BorrowedFd<'_>], timeout: 
     // SAFETY: `entries` is a live array of that many entries, and `span` a live timespec; no signal mask is given.
     match check(unsafe { libc::ppoll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, &raw const span, std::ptr::null()) }) {
         Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
-        _ => Ok(()),
+        // Interrupted, it has written nothing.
+        _ => Ok(std::array::from_fn(|place| entries[place].revents & libc::POLLIN != 0)),
     }
 }
 
