@@ -37,7 +37,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use braid_decide::connection::LoadTable;
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, PerDirection, Protocol, Time};
@@ -169,8 +169,17 @@ fn dump_flows(
     Ok(Dumped { loads, rows, datagrams, counting, began, token, forwarded })
 }
 
-fn failed(action: &'static str) -> impl Fn(aya::maps::MapError) -> SteeringError {
+fn failed(action: &'static str) -> impl Fn(MapError) -> SteeringError {
     move |error| SteeringError { action, reason: detail(&error) }
+}
+
+/// Takes the removal of an entry that is not there as done.
+fn ignore_missing(done: Result<(), MapError>) -> Result<(), MapError> {
+    match done {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        done => done,
+    }
 }
 
 /// Text of an error with its causes. aya keeps the system's error message in the cause.
@@ -758,18 +767,14 @@ impl BpfSteering {
     }
 }
 
-fn change_prefix<K: aya::Pod>(
-    trie: &mut LpmTrie<&mut MapData, K, u8>,
-    key: &Key<K>,
-    change: Option<bool>,
-) -> Result<(), aya::maps::MapError> {
+fn change_prefix<K: aya::Pod>(trie: &mut LpmTrie<&mut MapData, K, u8>, key: &Key<K>, change: Option<bool>) -> Result<(), MapError> {
     match change {
         Some(steer) => trie.insert(key, if steer { VERDICT_STEER } else { VERDICT_LEAVE }, 0),
         None => trie.remove(key),
     }
 }
 
-fn clear<K: aya::Pod>(trie: &mut LpmTrie<&mut MapData, K, u8>) -> Result<(), aya::maps::MapError> {
+fn clear<K: aya::Pod>(trie: &mut LpmTrie<&mut MapData, K, u8>) -> Result<(), MapError> {
     let mut keys: Vec<_> = trie.keys().filter_map(Result::ok).collect();
     keys.sort_by_key(Key::prefix_len);
     keys.iter().try_for_each(|key| trie.remove(key))

@@ -12,9 +12,9 @@ use braid_decide::tables::mark;
 use braid_model::{FlowId, LinkIndex, Protocol, Time};
 
 use super::convert::mapped;
-use super::forward::{forward_key, ignore_missing};
+use super::forward::forward_key;
 use super::load::kernel_at_least;
-use super::{BpfSteering, detail, failed};
+use super::{BpfSteering, detail, failed, ignore_missing};
 use crate::linux::netlink::has_ingress_filters;
 use crate::linux::netlink::netfilter::Connections;
 use crate::linux::sys::{abi, bpf as sys};

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use aya::maps::{Array, HashMap, MapError};
+use aya::maps::{Array, HashMap};
 use aya::programs::tc::{self, NlOptions, TcAttachOptions};
 use aya::programs::{LinkOrder, Program, SchedClassifier, TcAttachType};
 use braid_decide::class;
@@ -16,7 +16,7 @@ use braid_model::{Family, LinkIndex, Mac, Protocol, Time};
 use super::convert::{TCP_SYN_SENT, carried_flow, flow_row, mapped, unmapped};
 use super::lan::Dumper;
 use super::load::{LATE_PROGRAM, kernel_at_least, program};
-use super::{BpfSteering, detail, failed};
+use super::{BpfSteering, detail, failed, ignore_missing};
 use crate::linux::netlink::{self, DumpError, Files};
 use crate::linux::sys::{abi, bpf as sys};
 use braid_control::steering::{ClientRow, FlowRow, Port, PortSide, RedirectedFlow, Steering, SteeringError};
@@ -309,14 +309,6 @@ pub(super) fn packet_rows(dumped: &Forwarded) -> impl Iterator<Item = FlowRow> {
 /// Rows of living flows.
 pub(super) fn rows(dumped: &Forwarded) -> impl Iterator<Item = FlowRow> {
     dumped.living.iter().filter_map(flow_row)
-}
-
-pub(super) fn ignore_missing(done: Result<(), MapError>) -> Result<(), MapError> {
-    match done {
-        Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        done => done,
-    }
 }
 
 /// Removes the programs that a dead daemon left at devices. Only before Linux 6.6, which has BPF links for them, can there be any.

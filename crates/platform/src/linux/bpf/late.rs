@@ -7,8 +7,7 @@ use aya::maps::{Array, HashMap, MapData};
 use braid_control::steering::{LateLink, LatePlan, LateState, Port, PortSide, SteeringError};
 use braid_model::{LinkIndex, Time};
 
-use super::forward::ignore_missing;
-use super::{BpfSteering, failed};
+use super::{BpfSteering, failed, ignore_missing};
 use crate::linux::late::LateForwarder;
 use crate::linux::sys::{abi, socket::sender_of_frames};
 

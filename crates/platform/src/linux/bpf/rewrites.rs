@@ -8,8 +8,8 @@ use aya::maps::HashMap;
 use braid_control::steering::{Ends, MAX_REWRITES, MovedSocket, Rewrite, Segment, SteeringError};
 use braid_model::{LinkIndex, SequenceNumbers, Time};
 
-use super::forward::{forward_key, ignore_missing};
-use super::{BpfSteering, failed, iterate};
+use super::forward::forward_key;
+use super::{BpfSteering, failed, ignore_missing, iterate};
 use crate::linux::sys::{abi, bpf as sys};
 
 const ACTION: &str = "rewrite moved flows";
