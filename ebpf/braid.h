@@ -350,7 +350,7 @@ struct braid_rewrite {
 	__u32 window; /* what its segments say about its window */
 	__u32 doublings; /* how many times in a row its retransmission timer has doubled */
 	__u32 passes; /* they arrive: 1: for another host, over `device`; without one they are dropped */
-	__u32 pad;
+	__u32 bare; /* they leave: 1: the device takes packets without Ethernet headers */
 	__u64 seen; /* they arrive: when the last one did; they leave: when the socket was last there */
 };
 

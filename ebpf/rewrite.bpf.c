@@ -35,14 +35,24 @@ static __attribute__((noinline)) int exchange_end(struct __sk_buff *skb, const s
 	return write_end(skb, &change, packet->family, network, network + packet->transport);
 }
 
+/* Gives a packet of a tunnel the Ethernet header that a device of Braid expects. Returns 0 on success. */
+static __attribute__((noinline)) int add_ethernet(struct __sk_buff *skb)
+{
+	__u16 protocol = skb->protocol;
+
+	return bpf_skb_change_head(skb, ETH_HEADER, 0) || bpf_skb_store_bytes(skb, ETH_HEADER - sizeof(protocol), &protocol, sizeof(protocol), 0);
+}
+
 /*
  * Lets the packet arrive by Braid's device. By the link a strict reverse path filter would drop it, because its destination is another link's address; on
- * that device the filter looks at the mark, which leads back to the device.
+ * that device the filter looks at the mark, which leads back to the device. `network` is the offset of the packet's network header.
  */
-BRAID_INLINE int arrive(struct __sk_buff *skb, __u32 device)
+BRAID_INLINE int arrive(struct __sk_buff *skb, __u32 device, __u32 network)
 {
 	const __u8 hardware[6] = BRAID_HARDWARE;
 
+	if (!network && add_ethernet(skb))
+		return TC_DROP;
 	return bpf_skb_store_bytes(skb, 0, hardware, sizeof(hardware), 0) ? TC_DROP : bpf_redirect(device, BPF_F_INGRESS);
 }
 
@@ -57,11 +67,13 @@ static __attribute__((noinline)) int rewrite(struct __sk_buff *skb, const struct
 {
 	int network = network_offset(skb);
 
-	/* Fragments cannot be followed. Protocols without ports have no entry. Links without Ethernet headers carry no moved flows. */
-	if (network != ETH_HEADER || packet->fragment || exchange_end(skb, packet, entry, network, 0) || exchange_end(skb, packet, entry, network, 1))
+	/* Fragments cannot be followed. Protocols without ports have no entry. Without Ethernet headers, flows move through tunnels only. */
+	if ((network != ETH_HEADER && (network || !entry->arrives || entry->passes)) || packet->fragment || exchange_end(skb, packet, entry, network, 0) || exchange_end(skb, packet, entry, network, 1))
 		return TC_DROP;
 	skb->mark = has_waited(skb) ? (entry->mark ?: BRAID_MARK_BASE) | BRAID_LATE_MARK : entry->mark;
-	return entry->arrives && !entry->passes ? arrive(skb, entry->device) : bpf_redirect_neigh(entry->device, NULL, 0, 0);
+	if (entry->arrives && !entry->passes)
+		return arrive(skb, entry->device, network);
+	return entry->bare ? bpf_redirect(entry->device, 0) : bpf_redirect_neigh(entry->device, NULL, 0, 0);
 }
 
 /* Gives the packet one hop less, as a router does, so that a loop of hosts ends. Returns 0 on success. */
@@ -232,7 +244,7 @@ static __attribute__((noinline)) int rewrite_error(struct __sk_buff *skb)
 		return exchanged > 0 ? TC_NEXT : TC_DROP;
 	skb->mark = entry->mark;
 	if (!entry->passes)
-		return arrive(skb, entry->device);
+		return arrive(skb, entry->device, at);
 	if (exchange_error_end(skb, &quoted, entry, at, 0) || lose_hop(skb, quoted.family, at))
 		return TC_DROP;
 	return bpf_redirect_neigh(entry->device, NULL, 0, 0);

@@ -148,6 +148,19 @@ const searchText = (flow) =>
     flow.carry
   } ${flow.peer ?? ''} ${flow.pid ?? ''}`.toLowerCase();
 
+// A flow that goes on in UDP.
+const isInBond = (flow) => flow.moved_to === 'bond';
+
+const movedText = (flow) =>
+  isInBond(flow)
+    ? 'its packets go on in UDP, over all links of the bond to its host'
+    : `its packets leave over ${flow.moved_to}, with that link’s address`;
+
+const encryptionText = (flow) =>
+  flow.carry === 'direct' && !isInBond(flow)
+    ? 'Braid adds none: only the program’s own'
+    : `Braid encrypts it between this device and ${flow.peer ?? 'the other end'}`;
+
 function openFlow(flow) {
   const why = h('div', { class: 'why' }, h('p', { class: 'hint', text: 'Loading…' }));
   const facts = [
@@ -163,10 +176,10 @@ function openFlow(flow) {
     ['Protocol', flow.protocol.toUpperCase()],
     ['Link', linksOf(flow).join(', ')],
     ...(typeof flow.fast_path === 'boolean' ? [['Fast path', flow.fast_path ? 'its packets take it' : 'not used now']] : []),
-    ...(flow.moved_to ? [['Moved', `its packets leave over ${flow.moved_to}, with that link’s address`]] : []),
+    ...(flow.moved_to ? [['Moved', movedText(flow)]] : []),
     ...(flow.late ? [['Queue', 'its packets wait until the link can take them']] : []),
     ['Carriage', flow.peer ? `${flow.carry}, through ${flow.peer}` : flow.carry],
-    ['Encryption', flow.carry === 'direct' ? 'Braid adds none: only the program’s own' : `Braid encrypts it between this device and ${flow.peer ?? 'the other end'}`],
+    ['Encryption', encryptionText(flow)],
     ['Scheduler', flow.scheduler],
     ['Received', bytes(flow.rx_bytes)],
     ['Sent', bytes(flow.tx_bytes)],

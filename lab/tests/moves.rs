@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use braid_decide::tunnel::SERVER_DEVICE;
 use braid_lab::{Filter, Lab, LinkSpec, ms};
 use braid_model::Protocol;
 use serde_json::{Value, json};
@@ -337,6 +338,18 @@ fn firewall(lab: &Lab, strict: bool, drops: bool) {
     lab.server().sysctl("netfilter/nf_conntrack_tcp_loose", if strict { "0" } else { "1" }).unwrap();
 }
 
+/// A NAT on the second link.
+fn nat(lab: &Lab) {
+    nft(
+        lab,
+        "table inet nat { chain out { type nat hook postrouting priority 100;
+            oifname far0 ip saddr 10.77.1.0/24 masquerade
+            oifname far0 ip6 saddr fd77:0:0:1::/64 masquerade
+        }
+        }",
+    );
+}
+
 /// Flows over the first link, half of them in IPv6.
 struct Flows<'a> {
     near: Up<'a>,
@@ -425,6 +438,52 @@ fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin() {
     }
 }
 
+/// The flows leave a dead link although the second one does not pass their packets, and come back once it works again.
+fn go_on_in_udp(lab: &Lab) {
+    let mut flows = Flows::start(lab, 20);
+    let links = watch_all(lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
+    lab.dark(0).unwrap();
+    flows.exchange(2);
+    for id in &flows.ids {
+        eventually("it is explained", || flows.near.explain_flow(id).contains("it goes on in UDP"));
+    }
+    let moved = || flows.near.flows().iter().filter(|flow| flow["moved_to"] == "bond").count();
+    eventually("all flows are seen there", || moved() == 20);
+    // More than fits into windows, in segments that were too large for the tunnel.
+    for stream in &mut flows.streams[..2] {
+        exchange(stream, 3, 3_000_000);
+    }
+    let direct = packets(lab, &links)[1];
+    lab.bright(0).unwrap();
+    let home = |id: &String| flows.near.explain_flow(id).contains("can change its link");
+    for id in &flows.ids {
+        eventually("it goes home", || home(id));
+    }
+    flows.exchange(4);
+    assert!(direct <= 4 * 20 * 4, "{direct} segments of tests, of which none carried data");
+    assert!(packets(lab, &links)[0] > 0);
+}
+
+#[test]
+fn flows_of_a_dead_link_go_on_in_udp_behind_a_firewall() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    firewall(&lab, true, true);
+    go_on_in_udp(&lab);
+}
+
+#[test]
+fn flows_of_a_dead_link_go_on_in_udp_behind_a_nat() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_middlebox();
+    nat(&lab);
+    go_on_in_udp(&lab);
+}
+
 #[test]
 fn flows_of_a_dead_link_wait_for_it_behind_a_firewall() {
     if !able() {
@@ -432,6 +491,9 @@ fn flows_of_a_dead_link_wait_for_it_behind_a_firewall() {
     }
     let lab = lab_with_middlebox();
     firewall(&lab, true, true);
+    // The relay so cannot make its device.
+    let made = lab.host().command("ip").unwrap().args(["link", "add", SERVER_DEVICE, "type", "bridge"]).output().unwrap();
+    assert!(made.status.success(), "{}", text(&made.stderr));
     let mut flows = Flows::start(&lab, 20);
     lab.dark(0).unwrap();
     flows.stays(FIREWALL);
@@ -462,14 +524,7 @@ fn a_flow_does_not_move_behind_a_nat() {
         return;
     }
     let lab = lab_with_middlebox();
-    nft(
-        &lab,
-        "table inet nat { chain out { type nat hook postrouting priority 100;
-            oifname far0 ip saddr 10.77.1.0/24 masquerade
-            oifname far0 ip6 saddr fd77:0:0:1::/64 masquerade
-        }
-        }",
-    );
+    nat(&lab);
     let mut flows = Flows::start(&lab, 2);
     for id in &flows.ids {
         assert!(flows.ask(id).status.success());

@@ -16,7 +16,7 @@ use braid_peer::registry::{Month, RegisteredClient, Registry};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
 use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold};
-use braid_transport::relay::{self, MemoryLimits, Mover, Options, PacketPort, Reach};
+use braid_transport::relay::{self, MemoryLimits, Mover, Options, PacketPort, Reach, TunnelPort};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -76,6 +76,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
         None
     };
     let mover = (options.moves || options.waypoint).then(|| Arc::new(DaemonMover(options.daemon.socket)) as Arc<dyn Mover>);
+    let tunnels = (options.local && options.moves).then(|| open_tunnels(&runtime)).flatten();
     let ready = |address| {
         tracing::info!(%address, key = key.short(), "the relay is up");
         braid_daemon::notify("READY=1");
@@ -101,6 +102,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
                 memory,
                 packets,
                 mover,
+                tunnels,
                 waypoints: options.through,
                 passes: options.waypoint,
             },
@@ -112,6 +114,12 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
     drop(runtime);
     watchdog.into_iter().for_each(Watchdog::dismiss);
     ran
+}
+
+/// The device for flows that go on inside bonds. Without it they stay where they are, as they do for a client that cannot.
+fn open_tunnels(runtime: &tokio::runtime::Runtime) -> Option<TunnelPort> {
+    let _inside = runtime.enter();
+    TunnelPort::open().map_err(|error| tracing::warn!("moved flows cannot go on in UDP where a firewall or NAT drops them: {error}")).ok()
 }
 
 /// Ports that `--port` names, or the default ports.

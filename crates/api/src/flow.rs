@@ -75,7 +75,8 @@ pub struct Flow {
     /// Whether its packets take the gateway's fast path now, past the firewall, connection tracking and routing; `null`: no packets of it are forwarded.
     #[serde(default)]
     pub fast_path: Option<bool>,
-    /// Device of the link over which its packets leave, if it has moved there from the link of its socket.
+    /// Device of the link over which its packets leave, if it has moved there from the link of its socket; `bond`: they go on in UDP, over all links of the
+    /// bond to its host, which encrypts them.
     #[serde(default)]
     pub moved_to: Option<String>,
     /// Whether its packets wait in a queue of Braid until its link can take them (late binding); `null`: a bond carries it.

@@ -512,6 +512,8 @@ pub struct Rewrite {
     pub arrives: bool,
     /// They arrive, and leave over the device, for another host; without one they are dropped.
     pub passes: bool,
+    /// They leave over a device whose packets have no Ethernet headers.
+    pub bare: bool,
     /// If they arrive: the only device over which they may; `None`: any.
     pub from: Option<LinkIndex>,
     /// Their firewall mark afterwards.
@@ -529,6 +531,7 @@ impl Rewrite {
             device: None,
             arrives: false,
             passes: false,
+            bare: false,
             from: None,
             mark: 0,
             numbers: None,

@@ -93,7 +93,8 @@ impl Daemon<'_> {
                 self.core.set_movers(now(), self.peers.movers())
             }
             Change::Passage { number, near, far } => self.core.on_way(now(), number, near, far),
-            Change::MoveBlocked { number } => self.core.on_move_blocked(now(), number),
+            Change::MoveBlocked { number, reasons } => self.core.on_move_blocked(now(), number, reasons),
+            Change::Tunnel { host, tunnel } => self.core.set_tunnel(now(), host, tunnel),
             Change::MoveAnswer { number, answer } => self.core.on_move_answer(now(), number, answer),
             Change::Server { host, event } => {
                 tracing::info!(%host, ?event, "the bond to a server changed");

@@ -20,6 +20,7 @@ use braid_decide::detection::{DetectionAnswer, HostStatus};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::steer::Prefixes;
 use braid_decide::tables::RELAY_MARK;
+use braid_decide::tunnel::Tunnel;
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Joules, LinkSet, PerDirection, PerFamily, Rate, Time, Traffic};
@@ -42,6 +43,7 @@ pub(crate) mod pins;
 pub(crate) mod redirected;
 mod servers;
 mod shares;
+mod tunnels;
 
 use flow_limits::FlowLimits;
 use forward::Exchanges;
@@ -119,10 +121,19 @@ pub enum Change {
         /// And towards the flow's destination.
         far: SocketAddr,
     },
-    /// A host got no segment of the test of a [`MoveOrder`].
+    /// A host got no segment of the test of a [`MoveOrder`], or sees that a NAT translates the way.
     MoveBlocked {
         /// Number of the order.
         number: u64,
+        /// What it says, by the places of the flows in the order.
+        reasons: BTreeMap<usize, String>,
+    },
+    /// A tunnel leads to a server, or none does any more.
+    Tunnel {
+        /// Address of the server.
+        host: IpAddr,
+        /// The tunnel.
+        tunnel: Option<Tunnel>,
     },
     /// The answer to a [`MoveOrder`].
     MoveAnswer {
@@ -875,7 +886,7 @@ impl Peers {
                 }
             }
         });
-        let orders = moves::serve(Recipient::Waypoint(stored.name.clone()), client.clone(), self.changes.clone());
+        let orders = moves::serve(Recipient::Waypoint(stored.name.clone()), client.clone(), None, self.changes.clone());
         self.relays.insert(stored.name.clone(), JoinedRelay { stored, client, session, orders, passes: false });
         Ok(())
     }

@@ -31,5 +31,6 @@ pub mod stability;
 pub mod steer;
 pub mod tables;
 pub mod tradeoff;
+pub mod tunnel;
 pub mod virtual_device;
 pub mod virtual_interface;

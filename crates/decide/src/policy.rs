@@ -21,6 +21,7 @@ use crate::late::LateBinding;
 use crate::outlet;
 use crate::tables;
 use crate::tradeoff::{UtilityRule, Weights};
+use crate::tunnel;
 use crate::virtual_device::VirtualDevice;
 use crate::virtual_interface::MAXDIFF;
 
@@ -145,8 +146,15 @@ impl Policy {
     /// A LAN device of the gateway never is, nor is a device that Braid made.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
         let own = self.virtual_device.as_ref().map(|own| own.name.as_str());
-        let made = [own, Some(tables::PACKET_DEVICE), Some(tables::DEPARTURE_DEVICE), Some(tables::LATE_DEVICE), Some(outlet::DEVICE)];
-        if made.contains(&Some(device.name.as_str())) || self.forwarded_devices().contains(&device.name) {
+        let made = [
+            tables::PACKET_DEVICE,
+            tables::DEPARTURE_DEVICE,
+            tables::LATE_DEVICE,
+            outlet::DEVICE,
+            tunnel::CLIENT_DEVICE,
+            tunnel::SERVER_DEVICE,
+        ];
+        if own == Some(device.name.as_str()) || made.contains(&device.name.as_str()) || self.forwarded_devices().contains(&device.name) {
             return false;
         }
         match device.kind {

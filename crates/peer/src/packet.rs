@@ -222,7 +222,7 @@ pub struct PacketNets {
 }
 
 /// Addresses of one client in its relay's networks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PacketAddresses {
     /// IPv4 address; `None` if the relay forwards no IPv4.
     pub v4: Option<Ipv4Addr>,
@@ -237,6 +237,11 @@ impl PacketAddresses {
             IpAddr::V4(ip) => self.v4 == Some(ip),
             IpAddr::V6(ip) => self.v6 == Some(ip),
         }
+    }
+
+    /// The addresses.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        [self.v4.map(IpAddr::from), self.v6.map(IpAddr::from)].into_iter().flatten()
     }
 }
 

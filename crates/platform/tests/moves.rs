@@ -73,6 +73,7 @@ fn moved(source: SocketAddr, destination: SocketAddr, leaves: Option<(&str, u32)
         mark,
         arrives: leaves.is_none(),
         passes: false,
+        bare: false,
         from: None,
         numbers: None,
     }

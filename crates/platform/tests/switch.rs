@@ -737,6 +737,7 @@ fn arrival([source, destination]: Pair) -> Rewrite {
         mark: MOVED_MARK,
         arrives: true,
         passes: false,
+        bare: false,
         from: loopback,
         numbers: None,
     }
@@ -780,6 +781,10 @@ fn check_moved(switch: &mut KernelSwitch, protocol: Protocol, before: Pair, afte
     prop_assert_eq!(switch.pass("braid_rewrite_out", &frame.0, 0, 0).map_err(fail)?.verdict, DROP);
     entry.arrives = false;
     switch.set_rewrites(&[(key, entry)].into()).map_err(fail)?;
+    let left = switch.pass("braid_rewrite_out", &frame.0, 0, 0).map_err(fail)?;
+    prop_assert_eq!((left.verdict, left.mark, Frame(left.frame)), (REDIRECT, MOVED_MARK, expected.clone()));
+    // Into a tunnel, whose device takes the Ethernet header away.
+    switch.set_rewrites(&[(key, Rewrite { bare: true, ..entry })].into()).map_err(fail)?;
     let left = switch.pass("braid_rewrite_out", &frame.0, 0, 0).map_err(fail)?;
     prop_assert_eq!((left.verdict, left.mark, Frame(left.frame)), (REDIRECT, MOVED_MARK, expected));
     switch.set_rewrites(&BTreeMap::new()).map_err(fail)?;

@@ -58,6 +58,7 @@ fn main() {
                 memory: Default::default(),
                 packets: None,
                 mover: None,
+                tunnels: None,
                 waypoints: Vec::new(),
                 passes: false,
             };

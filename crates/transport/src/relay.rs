@@ -28,16 +28,20 @@ mod clock;
 mod control;
 mod memory;
 mod packets;
+mod receivers;
 mod registry_worker;
+mod tunnels;
 
 pub use control::{ArrivalResult, FlowToMove, MoveResult, Mover};
 pub use memory::MemoryLimits;
 pub use packets::PacketPort;
+pub use tunnels::TunnelPort;
 
 use clock::Clock;
 use control::ControlServer;
 use packets::PacketForwarder;
 use registry_worker::{Applicant, RegistryEvent, RegistryWorker, Used};
+use tunnels::Tunnels;
 
 use crate::account::Account;
 use crate::datagram;
@@ -87,6 +91,9 @@ pub struct Options {
     pub packets: Option<PacketPort>,
     /// Moves this host's running flows to other links of their clients; `None`: they stay.
     pub mover: Option<Arc<dyn Mover>>,
+    /// The way for packets of moved flows inside bonds, if clients are anonymous; `None`: flows stay where what is on their way drops or translates them. Needs
+    /// `mover`.
+    pub tunnels: Option<TunnelPort>,
     /// Waypoints between this host and its clients: to their addresses, too, clients may move flows.
     pub waypoints: Vec<IpAddr>,
     /// Lets flows of registered clients to other hosts pass. Needs `mover`.
@@ -157,6 +164,7 @@ struct Relay {
     client_flows: u32,
     memory: MemoryLimits,
     packets: Option<PacketForwarder>,
+    tunnels: Option<Tunnels>,
     control: Option<ControlServer>,
     clock: Clock,
     draining: bool,
@@ -186,7 +194,13 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     }
     // A stranger gets no packets, whatever the options say.
     let packets = options.packets.filter(|_| clients == Clients::Keyed).map(PacketForwarder::start);
-    if packets.is_some() {
+    // In the bond of an anonymous client, packets are those of its moved flows.
+    let tunnels = options.tunnels.filter(|_| clients == Clients::Anonymous && options.mover.is_some());
+    let tunnels = match tunnels {
+        Some(port) => Some(Tunnels::start(port, u32::from_ne_bytes(random()?))),
+        None => None,
+    };
+    if packets.is_some() || tunnels.is_some() {
         host.offer(FlowKind::Packets);
     }
     // A stranger's flows do not pass.
@@ -214,7 +228,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
             (None, Policy::local(Vec::new(), own, ports, address.port()))
         }
     };
-    let control = options.mover.map(|mover| ControlServer::new(mover, driver.clone(), options.waypoints, passes));
+    let control = options.mover.map(|mover| ControlServer::new(mover, driver.clone(), tunnels.clone(), options.waypoints, passes));
     let mut relay = Relay {
         driver,
         worker,
@@ -227,6 +241,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         client_flows: options.client_flows,
         memory: options.memory,
         packets,
+        tunnels,
         control,
         clock: Clock::start(),
         draining: false,
@@ -413,7 +428,7 @@ impl Relay {
             Err(Exceeded::Monthly(_)) => return flow.answer(codes::QUOTA),
         }
         let (account, counted) = (account.clone(), (!open.kind.is_lasting()).then(|| self.open.clone()));
-        let (packets, control) = (self.packets.clone().zip(*key), self.control.clone());
+        let (packets, tunnels, control) = (self.packets.clone().zip(*key), self.tunnels.clone(), self.control.clone());
         let policy = match self.worker {
             Some(_) => account.policy.clone(),
             None => account.policy.reached_at(self.driver.with(|host, _| host.local_addresses(flow.bond()))),
@@ -425,9 +440,10 @@ impl Relay {
                 _ if named => flow.answer(libc::EACCES as u64),
                 FlowKind::Stream => stream(flow, &open.target, &account, &policy).await,
                 FlowKind::Messages => messages(flow, &open.target, &account, &policy).await,
-                FlowKind::Packets => match &packets {
-                    Some((packets, key)) => packets.forward(&flow, *key, &account, &policy).await,
-                    None => flow.answer(codes::NOT_OPENED),
+                FlowKind::Packets => match (&packets, &tunnels) {
+                    (Some((packets, key)), _) => packets.forward(&flow, *key, &account, &policy).await,
+                    (None, Some(tunnels)) => tunnels.forward(&flow, &account).await,
+                    (None, None) => flow.answer(codes::NOT_OPENED),
                 },
                 FlowKind::Control => match &control {
                     Some(control) => control.serve(flow, &account, &policy).await,

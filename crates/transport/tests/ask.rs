@@ -62,6 +62,7 @@ impl Server {
             memory: Default::default(),
             packets: None,
             mover,
+            tunnels: None,
             waypoints: vec!["198.51.100.7".parse().unwrap()],
             passes: true,
         };

@@ -64,6 +64,7 @@ impl TestRelay {
             memory,
             packets: None,
             mover: None,
+            tunnels: None,
             waypoints: Vec::new(),
             passes: false,
         };

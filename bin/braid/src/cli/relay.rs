@@ -56,7 +56,8 @@ pub(crate) struct RelayServer {
     #[arg(long, value_name = "RATE", requires = "local", value_parser = super::rate)]
     pub(crate) rate: Option<Rate>,
     /// With --local, let clients that run Braid move their running connections to this host from one of their links to another. Asks the Braid daemon of this
-    /// host, which must run, and allow this user to change things.
+    /// host, which must run, and allow this user to change things. With CAP_NET_ADMIN, connections of dead links also go on in UDP where a firewall or NAT drops
+    /// them.
     #[arg(long, requires = "local")]
     pub(crate) moves: bool,
     /// With --moves, also let clients move their connections to this waypoint: an address of a host that runs "braid relay --waypoint" and that you trust;

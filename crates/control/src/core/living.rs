@@ -10,6 +10,7 @@ use std::time::Duration;
 use braid_api::{Flow, FlowChanges};
 use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::Scheduler;
+use braid_decide::tunnel;
 use braid_model::{ByteCount, Direction, FlowId, Joules, LinkIndex, Time};
 
 use super::{Core, rules};
@@ -131,10 +132,12 @@ impl<S: Steering> Core<S> {
         let mut names = RowNames { exclusions, entries, programs, ..RowNames::default() };
         names.own = self.virtual_device().map(|own| own.name.clone());
         names.late = self.links.iter().filter(|(_, link)| self.is_late(link.slot)).map(|(index, _)| index).collect();
-        names.departing = self
-            .departing()
-            .map(|(ends, link)| (ends, self.network.interface(link).map_or_else(|| gone(link), |device| device.name.clone())))
-            .collect();
+        let leaves = |link: LinkIndex| match self.network.interface(link) {
+            Some(device) if device.name == tunnel::CLIENT_DEVICE => IN_BOND.to_owned(),
+            Some(device) => device.name.clone(),
+            None => gone(link),
+        };
+        names.departing = self.departing().map(|(ends, link)| (ends, leaves(link))).collect();
         names.devices = self.network.interfaces.iter().map(|device| (device.index, device.name.clone())).collect();
         for row in runs(&self.flows) {
             if names.apps.contains_key(&row.app) {
@@ -248,6 +251,9 @@ impl FlowsView {
         }
     }
 }
+
+/// What is shown as the link of moved flows that go on in UDP.
+const IN_BOND: &str = "bond";
 
 /// Name of an interface that has disappeared.
 pub(super) fn gone(link: LinkIndex) -> String {

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use braid_api::Accepted;
 use braid_decide::detection::HostStatus;
+use braid_decide::tunnel::{End, Tunnel};
 use braid_model::key::PublicKey;
-use braid_model::{Direction, Family, LinkSet, Protocol, SequenceNumbers, Time};
+use braid_model::{Family, Protocol, SequenceNumbers, Time};
 
 use super::Core;
 use super::relocated::MovedFlow;
@@ -19,6 +20,8 @@ use super::timeouts::RETRY;
 use crate::RequestError;
 use crate::links::Link;
 use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
+
+mod leaving;
 
 /// How long a host rewrites a flow's packets without being asked again.
 const LEASE: Duration = Duration::from_secs(30);
@@ -107,6 +110,8 @@ pub struct OrderedFlow {
 pub(super) struct Moving {
     /// Hosts that take requests.
     hosts: BTreeSet<IpAddr>,
+    /// Those to which a tunnel leads, in a bond.
+    tunnels: BTreeMap<IpAddr, Tunnel>,
     flows: BTreeMap<Ends, Move>,
     /// Relays that let flows pass.
     waypoints: BTreeSet<String>,
@@ -154,7 +159,8 @@ struct Waypoint {
 /// The link of a flow, and its addresses on the way.
 #[derive(Debug, Clone)]
 struct Way {
-    slot: usize,
+    /// `None`: its packets go on in UDP, through the tunnel to its host.
+    slot: Option<usize>,
     wire: Ends,
     waypoint: Option<Waypoint>,
 }
@@ -183,8 +189,19 @@ enum Plan {
     Stay,
     /// It gets its own addresses on the way.
     GoHome,
-    /// It gets these addresses on the way, of the link in this slot.
-    Move(Ends, usize),
+    /// It gets these addresses on the way, of the link in this slot; `None`: of the tunnel to its host.
+    Move(Ends, Option<usize>),
+}
+
+/// Where a flow is to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Goal {
+    /// To the link that has its address.
+    Home,
+    /// To the link in this slot.
+    Link(usize),
+    /// Into the tunnel to its host.
+    Tunnel,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -250,7 +267,7 @@ impl Move {
         let far = self.way.waypoint.as_ref().map(|waypoint| waypoint.far);
         let hidden = far.filter(|_| matches!(recipient, Recipient::Host(_)));
         let flow = OrderedFlow { own: *own, via: hidden.unwrap_or(self.way.wire.source), numbers: self.numbers?, far };
-        Some((hidden.is_none().then_some(self.way.slot), flow))
+        Some((self.way.slot.filter(|_| hidden.is_none()), flow))
     }
 }
 
@@ -265,6 +282,15 @@ impl<S: Steering> Core<S> {
         self.moving.hosts = if self.config.moves { hosts } else { BTreeSet::new() };
         self.update_relocated(now)?;
         self.step_moving(now)
+    }
+
+    /// Sets the tunnel that leads to a host; `None`: none does any more.
+    pub fn set_tunnel(&mut self, now: Time, host: IpAddr, tunnel: Option<Tunnel>) -> Result<(), SteeringError> {
+        match tunnel {
+            Some(tunnel) => drop(self.moving.tunnels.insert(host, tunnel)),
+            None => drop(self.moving.tunnels.remove(&host)),
+        }
+        self.update_relocated(now)
     }
 
     /// Hosts that run Braid to which direct flows run that could move. Each needs a bond, over which it can be asked.
@@ -326,7 +352,10 @@ impl<S: Steering> Core<S> {
         }
         let wanted: Vec<_> = rows.into_iter().map(|row| (row, slot.flatten())).collect();
         let results = match through {
-            None => self.begin_moves(now, &wanted, true),
+            None => {
+                let goal = |(row, slot): &(FlowRow, Option<usize>)| (row.clone(), slot.map_or(Goal::Home, Goal::Link));
+                self.begin_moves(now, &wanted.iter().map(goal).collect::<Vec<_>>(), true)
+            }
             Some(relay) => wanted.iter().map(|(row, slot)| self.request_way(now, row, *slot, relay)).collect(),
         };
         let moved = results.iter().filter(|result| result.is_ok()).count();
@@ -352,10 +381,20 @@ impl<S: Steering> Core<S> {
         let own = Ends::of(row);
         let name = |slot: usize| self.links.in_slot(slot).map_or("a link that is gone", |link| &link.facts.name);
         if let Some(moved) = self.moving.flows.get(&own) {
+            let Some(slot) = moved.way.slot else {
+                let text = match moved.stage {
+                    Stage::Moved(_) => {
+                        "or another link, and it goes on in UDP, because what is on the way over other links drops or translates its packets: they pass the \
+                         bond to its host, over all links, which encrypts them between both hosts"
+                    }
+                    _ => "and it is moving into the bond to its host, in UDP",
+                };
+                return Some(text.to_owned());
+            };
             return Some(match moved.stage {
                 Stage::Moved(_) => format!(
                     "or another link, and it has moved to {}{}: on the way its packets have the addresses {} and {}, and Braid does not encrypt them",
-                    name(moved.way.slot),
+                    name(slot),
                     moved.way.waypoint.as_ref().map_or(String::new(), |waypoint| format!(
                         " through the waypoint {}, which its host sees as {}",
                         waypoint.relay, waypoint.far
@@ -363,7 +402,7 @@ impl<S: Steering> Core<S> {
                     moved.way.wire.source,
                     moved.way.wire.destination
                 ),
-                Stage::Preparing(_) | Stage::Asked(_) | Stage::Testing { .. } => format!("and it is moving to {}", name(moved.way.slot)),
+                Stage::Preparing(_) | Stage::Asked(_) | Stage::Testing { .. } => format!("and it is moving to {}", name(slot)),
             });
         }
         if let Some(refusal) = self.moving.refused.get(&own) {
@@ -378,15 +417,15 @@ impl<S: Steering> Core<S> {
         (self.config.moves && can_move(row)).then(|| text.to_owned())
     }
 
-    /// Begins to move flows, each to the link in a slot; `None`: to the link that has its address. Returns why flows stay, in the same order.
-    fn begin_moves(&mut self, now: Time, wanted: &[(FlowRow, Option<usize>)], by_hand: bool) -> Vec<Result<(), String>> {
+    /// Begins to move flows. Returns why flows stay, in the same order.
+    fn begin_moves(&mut self, now: Time, wanted: &[(FlowRow, Goal)], by_hand: bool) -> Vec<Result<(), String>> {
         let plans: Vec<Result<Plan, String>> = wanted.iter().map(|(row, to)| self.plan_move(row, *to)).collect();
         let mut results: Vec<Result<(), String>> = plans.iter().map(|plan| plan.as_ref().map(|_| ()).map_err(Clone::clone)).collect();
         let home: Vec<Ends> =
             wanted.iter().zip(&plans).filter(|(_, plan)| **plan == Ok(Plan::GoHome)).map(|((row, _), _)| Ends::of(row)).collect();
         // What fails in the kernel is repeated by the next update.
         let _ = self.go_home(now, &home);
-        let mut left: Vec<(usize, MovedFlow, usize)> = Vec::new();
+        let mut left: Vec<(usize, MovedFlow, Option<usize>)> = Vec::new();
         for (place, (row, _)) in wanted.iter().enumerate() {
             if let Ok(Plan::Move(wire, slot)) = plans[place] {
                 left.push((place, MovedFlow::of_socket(Ends::of(row), wire), slot));
@@ -429,8 +468,8 @@ impl<S: Steering> Core<S> {
         results
     }
 
-    /// Checks whether a flow can move to the link in this slot; `None`: to the link that has its address.
-    fn plan_move(&self, row: &FlowRow, to: Option<usize>) -> Result<Plan, String> {
+    /// Checks whether a flow can move.
+    fn plan_move(&self, row: &FlowRow, to: Goal) -> Result<Plan, String> {
         if !can_move(row) {
             return Err("only established TCP connections of this machine's programs can move".to_owned());
         }
@@ -442,7 +481,9 @@ impl<S: Steering> Core<S> {
                  other host cannot change its link"
             ));
         }
-        let Some(slot) = to else { return Ok(Plan::GoHome) };
+        if to == Goal::Home {
+            return Ok(Plan::GoHome);
+        }
         let known = self.moving.flows.get(&own);
         let waypoint = known.and_then(|known| known.way.waypoint.as_ref());
         if let (Some(known), Some(waypoint)) = (known, waypoint) {
@@ -456,13 +497,27 @@ impl<S: Steering> Core<S> {
                 return Err(format!("it is moving to the waypoint {}", waypoint.relay));
             }
         }
+        let Goal::Link(slot) = to else {
+            let tunnel = self.moving.tunnels.get(&host).ok_or_else(|| format!("{BLOCKED}, and {host} takes no packets over its bond"))?;
+            let [source, destination] = [End::Client, End::Server].map(|end| tunnel.address(end, row.family));
+            let wire = Ends {
+                source: SocketAddr::new(source, own.source.port()),
+                destination: SocketAddr::new(destination, own.destination.port()),
+                ..own
+            };
+            let is_there = known.is_some_and(|known| known.way.slot.is_none() && known.way.wire.source.ip() == source);
+            return match waypoint {
+                Some(waypoint) => Err(format!("it passes the waypoint {}", waypoint.relay)),
+                None => Ok(if is_there { Plan::Stay } else { Plan::Move(wire, None) }),
+            };
+        };
         let address = self.links.in_slot(slot).and_then(|link| link.facts.source(row.family));
         let address = address.ok_or_else(|| format!("the link has no address of the family of {host}"))?;
         if address == own.source.ip() && waypoint.is_none() {
             return Ok(Plan::GoHome);
         }
         // The list of flows may be older than the move.
-        let is_there = |known: &Move| known.way.slot == slot && known.way.wire.source.ip() == address;
+        let is_there = |known: &Move| known.way.slot == Some(slot) && known.way.wire.source.ip() == address;
         if known.is_some_and(is_there) {
             return Ok(Plan::Stay);
         }
@@ -470,12 +525,12 @@ impl<S: Steering> Core<S> {
         if self.moving.is_blocked(address, destination) {
             return Err(format!("{BLOCKED}, as a test has shown less than {} s ago", BLOCKED_FOR.as_secs()));
         }
-        Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), destination, ..own }, slot))
+        Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), destination, ..own }, Some(slot)))
     }
 
     /// Asks a relay to let a flow pass, over the link in this slot, or over the widest one that the flow's rule admits.
     fn request_way(&mut self, now: Time, row: &FlowRow, slot: Option<usize>, relay: &str) -> Result<(), String> {
-        self.plan_move(row, None)?;
+        self.plan_move(row, Goal::Home)?;
         let own = Ends::of(row);
         if !self.moving.waypoints.contains(relay) {
             return Err(format!(
@@ -509,7 +564,7 @@ impl<S: Steering> Core<S> {
         match refused {
             Some(reason) => self.moving.refuse(now, own, reason),
             None => {
-                let way = Way { slot, wire, waypoint: Some(Waypoint { relay, far }) };
+                let way = Way { slot: Some(slot), wire, waypoint: Some(Waypoint { relay, far }) };
                 self.prepare(now, own, way, true, retransmissions.unwrap_or(0));
             }
         }
@@ -563,8 +618,7 @@ impl<S: Steering> Core<S> {
         let Some((flows, recipient)) = self.moving.asked.remove(&number) else { return Ok(()) };
         if let Some(request) = self.moving.requests.remove(&number) {
             let reason = answer.map_or_else(|reason| reason, |refused| refused.into_values().next().unwrap_or_default());
-            let reason = braid_model::printable(&reason).chars().take(MAX_REASON).collect::<String>();
-            self.moving.refuse(now, request.own, format!("the waypoint {} refused: {reason}", request.relay));
+            self.moving.refuse(now, request.own, quoted(&format!("the waypoint {}", request.relay), &reason));
             return Ok(());
         }
         let (mut renewed, mut failed) = (Vec::new(), Vec::new());
@@ -578,12 +632,11 @@ impl<S: Steering> Core<S> {
                 (Err(reason), _) => failed.push((*own, reason.clone())),
                 (Ok(refused), _) => match refused.get(&place) {
                     Some(reason) => {
-                        let reason: String = braid_model::printable(reason).chars().take(MAX_REASON).collect();
                         let who = match &recipient {
                             Recipient::Host(_) => "the other host".to_owned(),
                             Recipient::Waypoint(relay) => format!("the waypoint {relay}"),
                         };
-                        failed.push((*own, format!("{who} refused: {reason}")));
+                        failed.push((*own, quoted(&who, reason)));
                     }
                     None => match known.stage {
                         // The waypoint goes on; now the host.
@@ -594,11 +647,16 @@ impl<S: Steering> Core<S> {
                             }
                         }
                         Stage::Moved(_) => renewed.push(MovedFlow::of_socket(*own, known.way.wire)),
+                        Stage::Testing { .. } if known.way.slot.is_none() => renewed.push(MovedFlow::of_socket(*own, known.way.wire)),
                         Stage::Testing { next, .. } => known.stage = Stage::Testing { sends: true, until: now + TEST, next },
                         Stage::Preparing(_) | Stage::Asked(_) => {
-                            known.stage = Stage::Testing { sends: false, until: now + ANSWER, next: now };
+                            // It is known that a bond passes packets.
+                            let is_known = known.way.slot.is_none();
+                            let step = if is_known { MoveStep::Renew } else { MoveStep::Test };
+                            let until = now + ANSWER;
+                            known.stage = Stage::Testing { sends: false, until, next: if is_known { until } else { now } };
                             if let Some((slot, flow)) = known.ordered(own, &recipient) {
-                                next.entry((recipient.clone(), slot, MoveStep::Test)).or_default().push(flow);
+                                next.entry((recipient.clone(), slot, step)).or_default().push(flow);
                             }
                         }
                     },
@@ -613,20 +671,33 @@ impl<S: Steering> Core<S> {
         self.step_moving(now).and(given_up)
     }
 
-    /// Processes the answer of a host that got no segment of the test of this order. It has moved none of the flows.
-    pub fn on_move_blocked(&mut self, now: Time, number: u64) -> Result<(), SteeringError> {
+    /// Processes the answer of a host that got no segment of the test of this order, or sees that a NAT translates the way. It has moved none of the flows, and
+    /// may say why, by their places.
+    pub fn on_move_blocked(&mut self, now: Time, number: u64, mut reasons: BTreeMap<usize, String>) -> Result<(), SteeringError> {
         let flows = self.moving.asked.remove(&number).map(|(flows, _)| flows).unwrap_or_default();
         let is_its = |own: &Ends| self.moving.flows.get(own).is_some_and(|known| known.order == number);
-        let blocked = flows.into_iter().filter(is_its).collect();
+        let blocked = flows.into_iter().enumerate().filter(|(_, own)| is_its(own));
+        let said =
+            |(place, own)| (own, reasons.remove(&place).map_or_else(|| BLOCKED.to_owned(), |reason| quoted("the other host", &reason)));
+        let blocked = blocked.map(said).collect();
         self.note_blocked(now, blocked)
     }
 
-    /// Notes that the ways of these flows drop packets, and leaves the flows where they are.
-    fn note_blocked(&mut self, now: Time, flows: Vec<Ends>) -> Result<(), SteeringError> {
-        for known in flows.iter().filter_map(|own| self.moving.flows.get(own)) {
+    /// Notes that the ways of these flows do not pass their packets. Flows that cannot stay where they are take another way.
+    fn note_blocked(&mut self, now: Time, flows: Vec<(Ends, String)>) -> Result<(), SteeringError> {
+        if flows.is_empty() {
+            return Ok(());
+        }
+        for known in flows.iter().filter_map(|(own, _)| self.moving.flows.get(own)) {
             self.moving.blocked.insert((known.way.wire.source.ip(), known.way.wire.destination), now + BLOCKED_FOR);
         }
-        self.give_up(now, flows.into_iter().map(|own| (own, BLOCKED.to_owned())).collect())
+        let blocked: Vec<Ends> = flows.iter().map(|(own, _)| *own).collect();
+        let done = self.give_up(now, flows);
+        for own in blocked {
+            self.moving.refused.entry(own).and_modify(|refusal| refusal.until = now);
+        }
+        self.find_moves(now);
+        done
     }
 
     /// Sends flows' packets over the links that both hosts agreed about, and goes on to. Returns why flows cannot.
@@ -694,7 +765,7 @@ impl<S: Steering> Core<S> {
         let open: Vec<MovedFlow> = open.into_iter().map(|(own, flow)| MovedFlow::of_socket(own, flow.way.wire)).collect();
         let failed = if open.is_empty() { Vec::new() } else { self.send_by_new_link(now, &open) };
         let is_over = |flow: &Move| matches!(flow.stage, Stage::Testing { until, .. } if until <= now);
-        let blocked = closed.into_iter().filter(|(_, flow)| is_over(flow)).map(|(own, _)| own).collect();
+        let blocked = closed.into_iter().filter(|(_, flow)| is_over(flow)).map(|(own, _)| (own, BLOCKED.to_owned())).collect();
         self.note_blocked(now, blocked)?;
         Ok(failed)
     }
@@ -724,83 +795,6 @@ impl<S: Steering> Core<S> {
             self.moving.due = Some(now);
         }
         self.go_home(now, &home)
-    }
-
-    /// Whether the flow is moving, or has moved to a link that works, so that it must not be ended. The list of flows may be older than that.
-    pub(super) fn is_moved(&self, row: &FlowRow) -> bool {
-        let works = |slot| self.links.in_slot(slot).is_some_and(|link| link.usable(row.family));
-        let known = if self.moving.flows.is_empty() { None } else { self.moving.flows.get(&Ends::of(row)) };
-        known.is_some_and(|known| !matches!(known.stage, Stage::Moved(_)) || works(known.way.slot))
-    }
-
-    /// Moves flows away from links that new flows like them would not get now: dead ones, those whose allowance is used up, those that the rules of the present
-    /// context exclude, standby ones. A flow that the user has moved stays while its link works.
-    pub(super) fn find_moves(&mut self, now: Time) {
-        self.moving.refused.retain(|_, refusal| refusal.until + REFUSAL > now);
-        self.moving.blocked.retain(|_, until| *until > now);
-        if self.moving.hosts.is_empty() {
-            return;
-        }
-        let is_candidate = |row: &FlowRow| {
-            can_move(row)
-                && self.moving.hosts.contains(&row.remote.0.to_canonical())
-                && !self.moving.is_moving(&Ends::of(row))
-                && self.moving.refused.get(&Ends::of(row)).is_none_or(|refusal| refusal.until <= now)
-        };
-        let mut moves = Vec::new();
-        // Flows that leave a link spread over the others.
-        let mut loads: Option<BTreeMap<usize, u32>> = None;
-        for living in self.flows.iter().filter(|living| is_candidate(&living.row) && !self.has_ended(living)) {
-            let row = &living.row;
-            if self.rule_expired(row.started, row.rule) {
-                continue;
-            }
-            let links = self.admitted(self.rule_of(now, &RedirectedFlow::of(row)), row.family);
-            let by_hand = self.moving.flows.get(&Ends::of(row)).is_some_and(|known| known.by_hand);
-            let stays = self
-                .links
-                .get(row.link)
-                .is_some_and(|link| link.configured(row.family) && (links.contains(link.slot) || by_hand && link.usable(row.family)));
-            let is_open = |slot: &usize| {
-                let address = self.links.in_slot(*slot).and_then(|link| link.facts.source(row.family));
-                address.is_none_or(|address| !self.moving.is_blocked(address, Ends::of(row).destination))
-            };
-            let open: LinkSet = links.iter().filter(is_open).collect();
-            if stays {
-                continue;
-            }
-            let loads = loads.get_or_insert_with(|| self.flows_by_slot());
-            // If all are blocked, the flow's own reason says so.
-            if let Some(slot) = self.roomiest(now, open, loads).or_else(|| self.roomiest(now, links, loads)) {
-                *loads.entry(slot).or_default() += 1;
-                moves.push((row.clone(), Some(slot)));
-            }
-        }
-        let results = self.begin_moves(now, &moves, false);
-        for ((row, _), result) in moves.iter().zip(results) {
-            if let Err(reason) = result {
-                self.moving.refuse(now, Ends::of(row), reason);
-            }
-        }
-    }
-
-    /// Number of direct flows by the slot of the link over which they leave.
-    fn flows_by_slot(&self) -> BTreeMap<usize, u32> {
-        let mut loads = BTreeMap::new();
-        for row in self.flows.iter().map(|living| &living.row) {
-            let slot = self.moving.flows.get(&Ends::of(row)).map_or(row.slot, |moved| moved.way.slot);
-            *loads.entry(slot).or_default() += 1;
-        }
-        loads
-    }
-
-    /// Of these links, the one with the largest share for one more flow.
-    fn roomiest(&self, now: Time, of: LinkSet, flows: &BTreeMap<usize, u32>) -> Option<usize> {
-        let share = |slot: &usize| {
-            let rate = |direction| self.links.in_slot(*slot).map_or(0, |link| link.estimate(direction, now).rate.bps());
-            (rate(Direction::Down) + rate(Direction::Up)) / u64::from(flows.get(slot).copied().unwrap_or(0) + 1)
-        };
-        of.iter().max_by_key(share)
     }
 
     /// Takes the moves a step further, if that is due.
@@ -892,6 +886,11 @@ impl<S: Steering> Core<S> {
         self.moving.due = self.moving.flows.values().map(next).chain(requests).min();
         done
     }
+}
+
+/// What another host says.
+fn quoted(who: &str, reason: &str) -> String {
+    format!("{who} refused: {}", braid_model::printable(reason).chars().take(MAX_REASON).collect::<String>())
 }
 
 /// Whether a flow is one that another host could move.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use braid_api::{FlowEnds, RewriteRequest, RewriteState, Rewritten};
 use braid_decide::policy::AppRule;
 use braid_decide::tables::{self, DEPARTURE_DEVICE, LATE_DEVICE, PACKET_DEVICE};
+use braid_decide::tunnel;
 use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, SequenceNumbers, Time};
 
 use super::Core;
@@ -236,6 +237,8 @@ struct Way {
     mark: u32,
     /// Whether the source address is the device's own, so that answers arrive there.
     own: bool,
+    /// Whether the device's packets have no Ethernet headers.
+    bare: bool,
 }
 
 impl Relocated {
@@ -555,7 +558,7 @@ impl<S: Steering> Core<S> {
         let kept = self.relocated.device.as_ref().is_some_and(|device| device.addresses.contains(&own.source.ip()));
         // A link that goes down loses its address before its flows have moved.
         for (source, kept) in [(own.source, kept || row.is_some()), (wire.source, false)] {
-            if !kept && !self.has_address(source.ip()) {
+            if !kept && !self.has_address(source.ip()) && tunnel::device(source.ip()).is_none() {
                 return Err(RelocationError::Foreign(source.ip()));
             }
         }
@@ -567,7 +570,7 @@ impl<S: Steering> Core<S> {
         }
         let way = self.way_of(wire).and_then(|way| self.network.interface(way.device));
         let device = way.ok_or(RelocationError::NoWay(wire.destination.ip()))?;
-        if device.mac.is_none() {
+        if device.mac.is_none() && tunnel::device(wire.source.ip()).is_none() {
             return Err(RelocationError::Raw(device.name.clone()));
         }
         // The rule that holds in the present context, as for a flow that Braid itself moves.
@@ -621,22 +624,26 @@ impl<S: Steering> Core<S> {
         devices.any(|device| device.addresses.iter().any(|net| net.addr() == address))
     }
 
-    /// The device over which packets with these ends leave: the link that has the source address, or the device on whose network the destination is, or the
+    /// The device over which packets with these ends leave: that of tunnels if it is an address of one, the link that has the source address, or the device on whose network the destination is, or the
     /// link that the system prefers.
     fn way_of(&self, wire: &Ends) -> Option<Way> {
         let (source, destination) = (wire.source.ip(), wire.destination.ip());
+        if let Some(name) = tunnel::device(source) {
+            let device = self.network.interfaces.iter().find(|device| device.name == name)?;
+            return Some(Way { device: device.index, mark: 0, own: true, bare: true });
+        }
         if !self.has_address(source) {
             return None;
         }
         let usable = || self.links.iter().filter(|(_, link)| link.refused.is_none());
-        let over = |(device, slot): (LinkIndex, usize), own| Way { device, mark: tables::mark(slot), own };
+        let over = |(device, slot): (LinkIndex, usize), own| Way { device, mark: tables::mark(slot), own, bare: false };
         let has = |device: &LinkFacts, address: IpAddr| device.addresses.iter().any(|net| net.addr() == address);
         if let Some((index, link)) = usable().find(|(_, link)| has(&link.facts, source)) {
             return Some(over((index, link.slot), true));
         }
         let near = |device: &&LinkFacts| device.name != DEPARTURE_DEVICE && device.addresses.iter().any(|net| net.contains(&destination));
         if let Some(device) = self.network.interfaces.iter().find(near) {
-            return Some(Way { device: device.index, mark: 0, own: false });
+            return Some(Way { device: device.index, mark: 0, own: false, bare: false });
         }
         let metric = |facts: &LinkFacts| facts.gateways.get(Family::of(destination)).first().map(|route| route.metric);
         let best = usable().filter_map(|(index, link)| Some((metric(&link.facts)?, index, link.slot))).min();
@@ -743,13 +750,16 @@ impl<S: Steering> Core<S> {
         for (own, entry) in self.relocated.flows.iter().filter(|(_, entry)| !entry.passes) {
             let to = |ends: &Ends, device, mark| Rewrite { device, mark, ..Rewrite::unchanged(ends) };
             rewrites.insert(own.reversed(), Rewrite { arrives: true, ..Rewrite::unchanged(&own.reversed()) });
-            for wire in entry.arrivals().filter(|wire| wire != own) {
+            // What comes out of a tunnel comes over its device only.
+            let is_open = |wire: &Ends| tunnel::device(wire.source.ip()).is_none() || self.way_of(wire).is_some();
+            for wire in entry.arrivals().filter(|wire| wire != own && is_open(wire)) {
                 let from = self.way_of(&wire).filter(|way| way.own).map(|way| way.device);
                 let arrives = Rewrite { arrives: true, from, ..to(&own.reversed(), Some(departure), tables::DEPARTURE_MARK) };
                 rewrites.insert(wire.reversed(), arrives);
             }
             let way = entry.sends_by.and_then(|wire| Some((wire, self.way_of(&wire)?)));
-            let departs = way.map_or(Rewrite::unchanged(own), |(wire, way)| to(&wire, Some(way.device), way.mark));
+            let departs =
+                way.map_or(Rewrite::unchanged(own), |(wire, way)| Rewrite { bare: way.bare, ..to(&wire, Some(way.device), way.mark) });
             rewrites.insert(*own, Rewrite { numbers: entry.numbers, ..departs });
         }
         rewrites

@@ -11,6 +11,7 @@ use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{Ends, Steering};
 use braid_decide::policy::{AppMatcher, AppRule, ProbeMode, Scheduler, When};
 use braid_decide::tables::DEPARTURE_DEVICE;
+use braid_decide::tunnel::{self, Tunnel};
 use braid_model::{ByteCount, FlowId, LinkFacts, LinkIndex, LinkKind, Mac, Protocol, SequenceNumbers};
 
 use super::world::*;
@@ -313,7 +314,7 @@ fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin_and_nobody_asks_a
             assert_eq!(device(&mut world, &first), None);
             world.run(SECOND);
         } else {
-            world.core.on_move_blocked(world.now, test[0].number).unwrap();
+            world.core.on_move_blocked(world.now, test[0].number, BTreeMap::new()).unwrap();
         }
         world.run(SECOND / 10);
         assert!(orders(&mut world).iter().all(|order| order.slot.is_none()), "the other host goes back, too");
@@ -334,6 +335,125 @@ fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin_and_nobody_asks_a
         }
         agree(&mut world);
         assert!(device(&mut world, &first).is_some());
+    }
+}
+
+/// The device of tunnels, as the daemon makes it.
+const TUNNEL_DEVICE: u32 = 98;
+
+/// A tunnel leads to the host.
+fn open_tunnel(world: &mut World, number: u32) {
+    if world.devices.iter().all(|device| device.name != tunnel::CLIENT_DEVICE) {
+        world.devices.push(LinkFacts::new(LinkIndex(TUNNEL_DEVICE), tunnel::CLIENT_DEVICE, LinkKind::Virtual));
+        world.set_network();
+    }
+    world.core.set_tunnel(world.now, SERVER, Some(Tunnel::new(number))).unwrap();
+}
+
+/// A flow whose link dies, and the order to move it to the other one, which the host answers with this.
+fn blocked(world: &mut World, reasons: &BTreeMap<usize, String>) -> (FlowId, Ends) {
+    make_device(world);
+    let (id, ends) = flow(world);
+    kill_link(world, &ends);
+    while world.moves.is_empty() {
+        world.run(SECOND / 10);
+    }
+    let order = only_order(world);
+    assert_eq!((order.step, order.slot.is_some()), (MoveStep::Accept, true));
+    world.core.on_move_blocked(world.now, order.number, reasons.clone()).unwrap();
+    world.run(SECOND / 100);
+    (id, ends)
+}
+
+fn explanation(world: &mut World, id: FlowId) -> String {
+    format!("{:?}", world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..ExplainRequest::default() }).unwrap())
+}
+
+#[test]
+fn a_flow_of_a_dead_link_goes_on_in_udp_where_the_other_link_drops_it_and_goes_home() {
+    for reasons in [BTreeMap::new(), BTreeMap::from([(0, "a NAT translates it".to_owned())])] {
+        let mut world = world();
+        open_tunnel(&mut world, 1);
+        let (id, ends) = blocked(&mut world, &reasons);
+        let taken = orders(&mut world);
+        let [home, inside] = &taken[..] else { panic!("{taken:?}") };
+        assert_eq!((home.lease, inside.step, inside.slot), (None, MoveStep::Accept, None));
+        assert_eq!(inside.flows[0].via.ip().to_string(), "240.0.0.2");
+        answer(&mut world, &taken);
+        world.run(SECOND / 100);
+        let renewal = only_order(&mut world);
+        assert_eq!((renewal.step, device(&mut world, &ends)), (MoveStep::Renew, None), "the host sends first");
+        answer(&mut world, &[renewal]);
+        let leaves = world.core.steering().rewrites[&ends];
+        assert_eq!(
+            (leaves.device, leaves.bare, leaves.destination.ip().to_string()),
+            (Some(LinkIndex(TUNNEL_DEVICE)), true, "240.0.0.3".to_owned())
+        );
+        assert!(
+            world
+                .core
+                .steering()
+                .keepalives
+                .iter()
+                .all(|keepalive| keepalive.device != "wlan0" || keepalive.way.source.ip() != ends.source.ip())
+        );
+        let explained = explanation(&mut world, id);
+        assert!(explained.contains("goes on in UDP") && explained.contains("encrypts"), "{explained}");
+        world.run(SECOND * 11);
+        let renewal = only_order(&mut world);
+        assert_eq!((renewal.step, renewal.slot), (MoveStep::Renew, None));
+        answer(&mut world, &[renewal]);
+        // Later the other link is tried again. If it still drops packets, nothing changes.
+        while !world.moves.iter().any(|order| order.slot.is_some()) {
+            world.run(SECOND / 10);
+            let renewals: Vec<MoveOrder> = world.moves.iter().filter(|order| order.slot.is_none()).cloned().collect();
+            world.moves.retain(|order| order.slot.is_some());
+            answer(&mut world, &renewals);
+        }
+        let again = only_order(&mut world);
+        world.core.on_move_blocked(world.now, again.number, BTreeMap::new()).unwrap();
+        world.run(SECOND / 10);
+        assert_eq!(device(&mut world, &ends), Some(TUNNEL_DEVICE));
+        let renewals = orders(&mut world);
+        answer(&mut world, &renewals);
+        // Its own link is better.
+        world.answering.insert(LinkIndex(own_link(&ends)), true);
+        world.run(SECOND * 3);
+        assert_eq!(device(&mut world, &ends), None);
+        assert!(explanation(&mut world, id).contains("can change its link"));
+    }
+}
+
+#[test]
+fn flows_enter_no_tunnel_that_is_gone_or_that_their_rule_excludes() {
+    // A tunnel uses all links.
+    let matcher = AppMatcher { name: Some("test".into()), ..AppMatcher::default() };
+    let rule = AppRule { matcher, links: only(&["wlan0", "lte0"]), ..AppRule::default() };
+    for rules in [Vec::new(), vec![rule]] {
+        let (is_ruled, mut world) = (!rules.is_empty(), world_with(rules));
+        if is_ruled {
+            open_tunnel(&mut world, 1);
+        }
+        let (id, ends) = blocked(&mut world, &BTreeMap::new());
+        assert!(orders(&mut world).iter().all(|order| order.lease.is_none()));
+        assert_eq!(device(&mut world, &ends), None);
+        let explained = explanation(&mut world, id);
+        assert!(explained.contains(if is_ruled { "does not allow the link" } else { "takes no packets over its bond" }), "{explained}");
+    }
+    // Another tunnel leads to the same host.
+    let mut world = world();
+    open_tunnel(&mut world, 1);
+    let (_, ends) = blocked(&mut world, &BTreeMap::new());
+    for _ in 0..2 {
+        let taken = orders(&mut world);
+        answer(&mut world, &taken);
+        world.run(SECOND / 100);
+    }
+    assert_eq!(device(&mut world, &ends), Some(TUNNEL_DEVICE));
+    world.core.set_tunnel(world.now, SERVER, None).unwrap();
+    open_tunnel(&mut world, 2);
+    while !world.moves.iter().any(|order| order.flows[0].via.ip().to_string() == "240.0.0.4") {
+        world.run(SECOND / 10);
     }
 }
 

@@ -37,7 +37,7 @@ fn to(source: &str, destination: &str, device: Option<u32>, mark: u32, arrives: 
     let Ends { source, destination, .. } = ends(source, destination);
     // The address on the way is the second link's.
     let from = arrives.then_some(LinkIndex(2));
-    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, passes: false, from, numbers: None }
+    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, passes: false, bare: false, from, numbers: None }
 }
 
 /// Packets that arrive with the flow's own addresses stay as they are.

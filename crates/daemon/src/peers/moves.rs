@@ -11,6 +11,7 @@ use braid_transport::control::{self, MAX_FLOWS, MoveAnswer, PassingFlow, PeerFlo
 use tokio::sync::mpsc;
 
 use super::Change;
+use super::tunnels::Tunnels;
 
 const _: () = assert!(MAX_ORDER <= MAX_FLOWS, "an order is one request");
 
@@ -18,7 +19,12 @@ const _: () = assert!(MAX_ORDER <= MAX_FLOWS, "an order is one request");
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Hands orders to a server or relay as long as its bond lives, that is as long as the sender exists.
-pub(super) fn serve(recipient: Recipient, client: Client, changes: mpsc::UnboundedSender<Change>) -> mpsc::UnboundedSender<MoveOrder> {
+pub(super) fn serve(
+    recipient: Recipient,
+    client: Client,
+    tunnels: Option<Tunnels>,
+    changes: mpsc::UnboundedSender<Change>,
+) -> mpsc::UnboundedSender<MoveOrder> {
     let (orders, mut received) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         let tell = |ready| drop(changes.send(Change::Mover { recipient: recipient.clone(), ready }));
@@ -40,7 +46,16 @@ pub(super) fn serve(recipient: Recipient, client: Client, changes: mpsc::Unbound
             }
             if let Ok(control) = client.open_control().await {
                 tell(true);
-                let ended = carry_out(control, &client, &mut received, &changes).await;
+                let tunnel = async {
+                    match (&recipient, &tunnels) {
+                        (Recipient::Host(host), Some(tunnels)) => tunnels.keep(*host, &client, &changes).await,
+                        _ => std::future::pending().await,
+                    }
+                };
+                let ended = tokio::select! {
+                    ended = carry_out(control, &client, &mut received, &changes) => ended,
+                    () = tunnel => Some(()),
+                };
                 tell(false);
                 if ended.is_none() {
                     return;
@@ -106,7 +121,9 @@ async fn carry_out(
                 passages
                     .for_each(|passage| drop(changes.send(Change::Passage { number: order.number, near: passage.near, far: passage.far })));
             }
-            Ok(answered) if answered.blocked => drop(changes.send(Change::MoveBlocked { number: order.number })),
+            Ok(MoveAnswer { blocked: true, refused, .. }) => {
+                drop(changes.send(Change::MoveBlocked { number: order.number, reasons: refused }))
+            }
             Ok(answered) => answer(changes, order.number, Ok(answered.refused)),
             Err(error) => {
                 answer(changes, order.number, Err(error.to_string()));

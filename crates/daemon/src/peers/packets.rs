@@ -293,8 +293,7 @@ fn usable(given: PacketAddresses, network: &NetworkSnapshot) -> Vec<IpNet> {
         let is_gateway = |device: &LinkFacts| gateways(device).iter().any(|route| route.gateway == Some(address));
         network.interfaces.iter().any(|device| device.resolvers.contains(&address) || is_gateway(device))
     };
-    let both = [given.v4.map(IpAddr::from), given.v6.map(IpAddr::from)];
-    both.into_iter().flatten().filter(|address| is_inner(*address) && !in_use(*address) && !needed(*address)).map(IpNet::from).collect()
+    given.iter().filter(|address| is_inner(*address) && !in_use(*address) && !needed(*address)).map(IpNet::from).collect()
 }
 
 #[cfg(test)]

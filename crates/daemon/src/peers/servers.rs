@@ -11,6 +11,7 @@ use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
 use tokio::sync::mpsc;
 
 use super::Change;
+use super::tunnels::Tunnels;
 
 /// UDP port of hosts that run Braid (docs/protocol.md).
 pub(super) const PORT: u16 = 5757;
@@ -19,9 +20,13 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of bonds: each has sockets on every link.
 const MAX_BONDS: usize = 32;
 
-/// The bonds by host.
+/// The bonds.
 #[derive(Default)]
-pub(super) struct Servers(BTreeMap<IpAddr, Server>);
+pub(super) struct Servers {
+    bonds: BTreeMap<IpAddr, Server>,
+    /// Tunnels in them.
+    tunnels: Tunnels,
+}
 
 /// A bond to one host.
 pub(super) struct Server {
@@ -37,16 +42,16 @@ pub(super) struct Server {
 
 impl Servers {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bonds.is_empty()
     }
 
     pub(super) fn clients(&self) -> impl Iterator<Item = &Client> {
-        self.0.values().map(|server| &server.client)
+        self.bonds.values().map(|server| &server.client)
     }
 
     /// The client of the bond to the host with this address, if there is one.
     pub(super) fn client(&self, name: &str) -> Option<&Client> {
-        self.0.get(&name.parse().ok()?).map(|server| &server.client)
+        self.bonds.get(&name.parse().ok()?).map(|server| &server.client)
     }
 
     /// The bond to `host`, started if there is none; `None` if there are too many. `busy` returns whether a bond has flows.
@@ -58,46 +63,46 @@ impl Servers {
         changes: &mpsc::UnboundedSender<Change>,
         busy: impl Fn(IpAddr) -> bool,
     ) -> Option<Client> {
-        if self.0.get(&host).is_some_and(|server| server.key != key) {
-            self.0.remove(&host);
+        if self.bonds.get(&host).is_some_and(|server| server.key != key) {
+            self.bonds.remove(&host);
         }
-        if !self.0.contains_key(&host) {
-            if self.0.len() >= MAX_BONDS {
-                let idle = self.0.iter().filter(|(host, _)| !busy(**host)).min_by_key(|(_, server)| server.used);
+        if !self.bonds.contains_key(&host) {
+            if self.bonds.len() >= MAX_BONDS {
+                let idle = self.bonds.iter().filter(|(host, _)| !busy(**host)).min_by_key(|(_, server)| server.used);
                 let idle = idle.map(|(host, _)| *host)?;
-                self.0.remove(&idle);
+                self.bonds.remove(&idle);
             }
-            self.0.insert(host, begin(host, key, links, changes)?);
+            self.bonds.insert(host, begin(host, key, links, &self.tunnels, changes)?);
         }
-        let server = self.0.get_mut(&host)?;
+        let server = self.bonds.get_mut(&host)?;
         server.used = Instant::now();
         Some(server.client.clone())
     }
 
     /// Whether a bond to this host exists, or can begin without the end of another.
     pub(super) fn has_room_for(&self, host: IpAddr) -> bool {
-        self.0.len() < MAX_BONDS || self.0.contains_key(&host)
+        self.bonds.len() < MAX_BONDS || self.bonds.contains_key(&host)
     }
 
     /// Takes the orders for a host.
     pub(super) fn orders(&self, host: IpAddr) -> Option<&mpsc::UnboundedSender<MoveOrder>> {
-        self.0.get(&host).map(|server| &server.orders)
+        self.bonds.get(&host).map(|server| &server.orders)
     }
 
     pub(super) fn note_mover(&mut self, host: IpAddr, ready: bool) {
-        if let Some(server) = self.0.get_mut(&host) {
+        if let Some(server) = self.bonds.get_mut(&host) {
             server.moves = ready;
         }
     }
 
     pub(super) fn movers(&self) -> BTreeSet<IpAddr> {
-        self.0.iter().filter(|(_, server)| server.moves).map(|(host, _)| *host).collect()
+        self.bonds.iter().filter(|(_, server)| server.moves).map(|(host, _)| *host).collect()
     }
 
     /// Ends bonds that have had no flows for [`IDLE_TIMEOUT`].
     pub(super) fn sweep(&mut self, busy: impl Fn(IpAddr) -> bool) {
         let now = Instant::now();
-        self.0.retain(|host, server| {
+        self.bonds.retain(|host, server| {
             if busy(*host) {
                 server.used = now;
             }
@@ -111,12 +116,12 @@ impl Servers {
 
     /// Ends bonds to hosts that may no longer be reached over links, for example because a tunnel covers them.
     pub(super) fn keep(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
-        self.0.retain(|host, _| may_reach(*host));
+        self.bonds.retain(|host, _| may_reach(*host));
     }
 
     /// Ends the bond to a host. Returns whether there was one.
     pub(super) fn end(&mut self, host: IpAddr) -> bool {
-        self.0.remove(&host).is_some()
+        self.bonds.remove(&host).is_some()
     }
 
     /// Status of each host with a bond, and of each known host without one.
@@ -129,7 +134,7 @@ impl Servers {
             };
             all.insert(*host, status);
         }
-        for (host, server) in &self.0 {
+        for (host, server) in &self.bonds {
             let status = all.entry(*host).or_insert(ServerStatus::Bonded(&server.client));
             if !matches!(status, ServerStatus::KeyMismatch) {
                 *status = ServerStatus::Bonded(&server.client);
@@ -149,7 +154,7 @@ pub(super) enum ServerStatus<'a> {
     KeyMismatch,
 }
 
-fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::UnboundedSender<Change>) -> Option<Server> {
+fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], tunnels: &Tunnels, changes: &mpsc::UnboundedSender<Change>) -> Option<Server> {
     let addresses = vec![std::net::SocketAddr::new(host, PORT).into()];
     // No name and no key: a server does not need to identify its clients.
     let peer = Peer { addresses, key: Some(key), token: None, name: String::new() };
@@ -157,7 +162,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::Unb
     client.set_links(links.to_vec());
     super::follow_paths(&client, changes);
     tracing::info!(%host, key = key.short(), "starting a bond to a server");
-    let orders = super::moves::serve(Recipient::Host(host), client.clone(), changes.clone());
+    let orders = super::moves::serve(Recipient::Host(host), client.clone(), Some(tunnels.clone()), changes.clone());
     let (mut state, changes) = (client.state(), changes.clone());
     tokio::spawn(async move {
         let mut reported = None;

@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 
 use braid_bond::host::ProvenPath;
 use braid_bond::{BondId, PathId, codes};
-use braid_model::SequenceNumbers;
+use braid_decide::tunnel::{End, Tunnel};
+use braid_model::{Family, SequenceNumbers};
 use braid_peer::destination::Policy;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::account::Account;
 use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, MoveStep, PeerFlow, Request, read, write};
 use crate::host_driver::{BondFlow, HostDriver};
+use crate::relay::tunnels::Tunnels;
 use crate::stream::FlowStream;
 
 mod passing;
@@ -76,6 +78,7 @@ pub(super) struct ControlServer(Arc<Shared>);
 
 struct Shared {
     mover: Arc<dyn Mover>,
+    tunnels: Option<Tunnels>,
     /// Addresses of the waypoints to which clients may move flows of this host.
     waypoints: Vec<IpAddr>,
     /// Whether flows to other hosts pass this one.
@@ -114,10 +117,10 @@ struct Known {
 }
 
 impl ControlServer {
-    pub(super) fn new(mover: Arc<dyn Mover>, driver: HostDriver, waypoints: Vec<IpAddr>, passes: bool) -> Self {
+    pub(super) fn new(mover: Arc<dyn Mover>, driver: HostDriver, tunnels: Option<Tunnels>, waypoints: Vec<IpAddr>, passes: bool) -> Self {
         let waypoints = waypoints.into_iter().map(|ip| ip.to_canonical()).collect();
         let ways = Arc::new(Semaphore::new(MAX_WAYS));
-        Self(Arc::new(Shared { mover, waypoints, passes, ways, driver, serving: Mutex::default(), turn: Semaphore::new(1) }))
+        Self(Arc::new(Shared { mover, tunnels, waypoints, passes, ways, driver, serving: Mutex::default(), turn: Semaphore::new(1) }))
     }
 
     /// Answers the requests of a control flow until it ends. The leases of what it has moved run out then.
@@ -148,7 +151,10 @@ impl ControlServer {
             };
             let paths = self.note(bond, &mut known);
             let answer = match request {
-                Request::Move(request) => self.move_flows(&request, &paths, &mut known).await,
+                Request::Move(request) => {
+                    let tunnel = self.0.tunnels.as_ref().and_then(|tunnels| tunnels.of(bond));
+                    self.move_flows(&request, &paths, tunnel, &mut known).await
+                }
                 Request::Pass(request) if self.0.passes => self.pass_flows(&request, &paths, &mut passing, account, policy).await,
                 Request::Pass(_) => return tracing::debug!(%bond, "a control flow has ended: this host is no waypoint"),
             };
@@ -199,7 +205,7 @@ impl ControlServer {
         Some([account.ways.clone().try_acquire_owned().ok()?, self.0.ways.clone().try_acquire_owned().ok()?])
     }
 
-    async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], known: &mut Known) -> MoveAnswer {
+    async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], tunnel: Option<Tunnel>, known: &mut Known) -> MoveAnswer {
         let answer = |refused| MoveAnswer { id: request.id, refused, ..MoveAnswer::default() };
         let all = |reason: &str| answer((0..request.flows.len()).map(|place| (place, reason.to_owned())).collect());
         let lease = request.lease_ms.map(|lease| Duration::from_millis(lease).min(MAX_LEASE));
@@ -211,6 +217,7 @@ impl ControlServer {
         }
         let path = paths.iter().find(|path| path.path == PathId(request.path));
         let (mut refused, mut wanted, mut named) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
+        let mut translated = false;
         for (place, flow) in request.flows.iter().enumerate() {
             let ends = (flow.client, flow.server);
             let is_moved = known.moved.contains_key(&ends);
@@ -222,7 +229,11 @@ impl ControlServer {
                 Some(_) if !is_moved && known.moved.len() + wanted.len() >= MAX_MOVED => {
                     Err(format!("{MAX_MOVED} flows are moved already"))
                 }
-                Some(_) => check(flow, path, &self.0.waypoints, |address| is_moved || known.proven.contains_key(&address)),
+                Some(_) => {
+                    let found = check(flow, path, tunnel, &self.0.waypoints, |address| is_moved || known.proven.contains_key(&address));
+                    translated |= matches!(found, Err(Unproved::Translated(..)));
+                    found.map_err(|error| error.to_string())
+                }
             };
             match checked {
                 Ok(found) => wanted.push((place, ends, found)),
@@ -230,7 +241,7 @@ impl ControlServer {
             }
         }
         if wanted.is_empty() {
-            return answer(refused);
+            return MoveAnswer { blocked: translated, ..answer(refused) };
         }
         let flows = || wanted.iter().map(|(.., flow)| *flow).collect::<Vec<_>>();
         if let Some(lease) = lease.filter(|_| request.step == MoveStep::Test)
@@ -255,27 +266,48 @@ impl ControlServer {
     }
 }
 
+/// Why a flow does not move.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum Unproved {
+    #[error("the path is not there, or has changed its address")]
+    Path,
+    #[error("no path of this bond has come from {0} lately, or a NAT translates it")]
+    Client(IpAddr),
+    #[error("it has no port")]
+    Port,
+    #[error("it is not the client's end of this bond's tunnel")]
+    Tunnel,
+    #[error(
+        "a NAT translates {0} to {1}, or it is another host's, and the server names no such waypoint (\"braid relay --local --moves --through\")"
+    )]
+    Translated(IpAddr, IpAddr),
+}
+
 /// Checks a flow against what the client has proved.
 fn check(
     flow: &PeerFlow,
     path: Option<&ProvenPath>,
+    tunnel: Option<Tunnel>,
     waypoints: &[IpAddr],
     is_proven: impl Fn(IpAddr) -> bool,
-) -> Result<FlowToMove, String> {
-    let path = path.ok_or("the path is not there, or has changed its address")?;
+) -> Result<FlowToMove, Unproved> {
+    let path = path.ok_or(Unproved::Path)?;
     if !is_proven(flow.client.ip()) {
-        return Err(format!("no path of this bond has come from {} lately, or a NAT translates it", flow.client.ip()));
+        return Err(Unproved::Client(flow.client.ip()));
     }
     if flow.via.port() == 0 || flow.client.port() == 0 {
-        return Err("it has no port".to_owned());
+        return Err(Unproved::Port);
+    }
+    if let Some(of) = Tunnel::of(flow.via.ip()) {
+        let server = tunnel.filter(|tunnel| of == (*tunnel, End::Client)).ok_or(Unproved::Tunnel)?;
+        return Ok(flow_to_move(flow, flow.via, server.address(End::Server, Family::of(flow.via.ip()))));
     }
     // The operator trusts these hosts to send on only what their clients may receive.
     if waypoints.contains(&flow.via.ip()) {
         return Ok(flow_to_move(flow, flow.via, flow.server.ip()));
     }
     if flow.via.ip() != path.remote {
-        let no_waypoint = "and the server names no such waypoint (\"braid relay --local --moves --through\")";
-        return Err(format!("a NAT translates {} to {}, or it is another host's, {no_waypoint}", flow.via.ip(), path.remote));
+        return Err(Unproved::Translated(flow.via.ip(), path.remote));
     }
     Ok(flow_to_move(flow, flow.via, path.local))
 }
@@ -313,16 +345,23 @@ mod tests {
     fn a_flow_moves_only_between_addresses_that_the_client_has_proved() {
         let proven = |address: IpAddr| address == IpAddr::from([10, 0, 0, 1]);
         let path = path("10.1.0.1");
-        let check =
-            |flow: &PeerFlow, path: Option<&ProvenPath>, proven| super::check(flow, path, &["198.51.100.7".parse().unwrap()], proven);
+        let check = |flow: &PeerFlow, path: Option<&ProvenPath>, proven| {
+            super::check(flow, path, Some(Tunnel::new(1)), &["198.51.100.7".parse().unwrap()], proven)
+        };
         let moved = check(&flow("10.0.0.1:50"), Some(&path), proven).unwrap();
         assert_eq!(moved.own, ("192.0.2.1:80".parse().unwrap(), "10.0.0.1:50".parse().unwrap()));
         assert_eq!(moved.wire, ("192.0.2.9:80".parse().unwrap(), "10.1.0.1:7".parse().unwrap()));
-        assert!(check(&flow("10.0.0.2:50"), Some(&path), proven).unwrap_err().contains("10.0.0.2"));
-        assert!(check(&flow("10.0.0.1:50"), None, proven).unwrap_err().contains("path"));
-        let translated = PeerFlow { via: "192.168.1.2:7".parse().unwrap(), ..flow("10.0.0.1:50") };
-        assert!(check(&translated, Some(&path), proven).unwrap_err().contains("NAT"));
-        assert!(check(&flow("10.0.0.1:0"), Some(&path), proven).is_err());
+        assert_eq!(check(&flow("10.0.0.2:50"), Some(&path), proven).unwrap_err(), Unproved::Client("10.0.0.2".parse().unwrap()));
+        assert_eq!(check(&flow("10.0.0.1:50"), None, proven).unwrap_err(), Unproved::Path);
+        let via = |via: &str| PeerFlow { via: via.parse().unwrap(), ..flow("10.0.0.1:50") };
+        assert!(check(&via("192.168.1.2:7"), Some(&path), proven).unwrap_err().to_string().contains("NAT"));
+        assert_eq!(check(&flow("10.0.0.1:0"), Some(&path), proven).unwrap_err(), Unproved::Port);
+        // The tunnel of this bond has the number 1.
+        let inside = check(&via("240.0.0.2:7"), Some(&path), proven).unwrap();
+        assert_eq!(inside.wire, ("240.0.0.3:80".parse().unwrap(), "240.0.0.2:7".parse().unwrap()));
+        for other in ["240.0.0.3:7", "240.0.0.4:7", "[100::4]:7"] {
+            assert_eq!(check(&via(other), Some(&path), proven).unwrap_err(), Unproved::Tunnel, "{other}");
+        }
     }
 
     fn known() -> Known {
@@ -331,7 +370,7 @@ mod tests {
 
     fn server(mover: Arc<dyn Mover>) -> ControlServer {
         let (driver, _notices) = HostDriver::start(braid_bond::host::Host::client([1; 32], Instant::now()));
-        ControlServer::new(mover, driver, vec!["198.51.100.7".parse().unwrap()], false)
+        ControlServer::new(mover, driver, None, vec!["198.51.100.7".parse().unwrap()], false)
     }
 
     /// Refuses the flow from this port.
@@ -356,18 +395,18 @@ mod tests {
         let (server, mut known) = (server(mover.clone()), known());
         let flows = ["10.0.0.1:50", "10.0.0.1:51", "10.0.0.9:52", "10.0.0.1:53", "10.0.0.1:53"].map(flow).to_vec();
         let mut request = MoveRequest { id: 1, path: 3, lease_ms: Some(3_600_000), step: MoveStep::Move, flows };
-        let refused = server.move_flows(&request, &[path("10.1.0.1")], &mut known).await.refused;
+        let refused = server.move_flows(&request, &[path("10.1.0.1")], None, &mut known).await.refused;
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
         assert_eq!((refused[&1].len(), known.moved.len()), (MAX_REASON, 2));
         assert_eq!(std::mem::take(&mut *mover.1.lock().unwrap()), [(3, Some(MAX_LEASE))]);
         request.lease_ms = None;
-        let refused = server.move_flows(&request, &[], &mut known).await.refused;
+        let refused = server.move_flows(&request, &[], None, &mut known).await.refused;
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
         assert_eq!((std::mem::take(&mut *mover.1.lock().unwrap()), known.moved.len()), (vec![(2, None)], 0));
         request.lease_ms = Some(0);
-        assert_eq!(server.move_flows(&request, &[path("10.1.0.1")], &mut known).await.refused.len(), 5);
+        assert_eq!(server.move_flows(&request, &[path("10.1.0.1")], None, &mut known).await.refused.len(), 5);
         request.flows = vec![flow("10.0.0.1:50"); MAX_FLOWS + 1];
-        assert_eq!(server.move_flows(&request, &[], &mut known).await.refused.len(), MAX_FLOWS + 1);
+        assert_eq!(server.move_flows(&request, &[], None, &mut known).await.refused.len(), MAX_FLOWS + 1);
         assert!(mover.1.lock().unwrap().is_empty());
     }
 
@@ -406,7 +445,7 @@ mod tests {
             let flow = PeerFlow { client, server: "192.0.2.1:80".parse().unwrap(), via, sent: number, received: two };
             let lease_ms = (one == 0 || two != 0).then_some(u64::MAX - u64::from(number));
             let request = MoveRequest { id: number.into(), path, lease_ms, step: MoveStep::Move, flows: vec![flow] };
-            refused += server.move_flows(&request, &paths, &mut known).await.refused.len() as u32;
+            refused += server.move_flows(&request, &paths, None, &mut known).await.refused.len() as u32;
         }
         assert_eq!((refused, notes.0.lock().unwrap().len(), known.moved.len()), (FORGED, 0, 0));
     }

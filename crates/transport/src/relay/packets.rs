@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use braid_bond::codes;
 use braid_model::key::PublicKey;
 use braid_peer::destination::Policy;
 use braid_peer::limits::Direction;
-use braid_peer::packet::{Packet, PacketAddresses, PacketFlows, PacketNets, Verdict, addresses};
+use braid_peer::packet::{Packet, PacketAddresses, PacketFlows, PacketNets, Verdict};
 use braid_platform::linux::outlet::{Outlet, OutletError};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
@@ -17,11 +16,7 @@ use tokio::sync::{mpsc, watch};
 use crate::account::Account;
 use crate::host_driver::BondFlow;
 use crate::packets::{Message, PACKET_MTU};
-
-/// Packets that wait for one client. Further ones are lost.
-const WAITING: usize = 256;
-/// Delay before the device is read again after an error.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+use crate::relay::receivers::{self, Receivers};
 
 /// A relay's way for packets into the system. It makes changes to the system, which it reverts when it is dropped.
 pub struct PacketPort {
@@ -55,9 +50,7 @@ struct Shared {
 #[derive(Default)]
 struct Clients {
     places: Places,
-    /// Where the packets to each address go, with the number of the flow.
-    flows: BTreeMap<IpAddr, (u64, mpsc::Sender<Bytes>)>,
-    last: u64,
+    flows: Receivers,
     /// The flows that each client's packets make, over all its connections to this relay.
     judged: BTreeMap<PublicKey, Arc<Mutex<PacketFlows>>>,
 }
@@ -98,9 +91,7 @@ struct Attached<'a> {
 
 impl Drop for Attached<'_> {
     fn drop(&mut self) {
-        let mut clients = self.forwarder.clients();
-        // A later flow of the same client may have taken the addresses.
-        clients.flows.retain(|address, (number, _)| *number != self.number || !self.addresses.contain(*address));
+        self.forwarder.clients().flows.remove(self.number);
     }
 }
 
@@ -113,23 +104,11 @@ impl PacketForwarder {
         let weak = Arc::downgrade(&forwarder.0);
         let mut stopped = forwarder.0.stopped.subscribe();
         tokio::spawn(async move {
-            let mut buffer = vec![0; PACKET_MTU + 1];
-            loop {
-                let read = tokio::select! {
-                    read = outlet.device().receive(&mut buffer) => read,
-                    // An error: the forwarder is gone.
-                    _ = stopped.wait_for(|stopped| *stopped) => return,
-                };
-                let Some(shared) = weak.upgrade() else { return };
-                match read {
-                    Ok(length) => Self(shared).deliver(&buffer[..length]),
-                    Err(error) => {
-                        tracing::warn!("cannot read clients' packets from the relay's device: {error}; restart the relay");
-                        tokio::time::sleep(RETRY_AFTER).await;
-                    }
-                }
-                // One busy client must not keep the others waiting.
-                tokio::task::coop::consume_budget().await;
+            let deliver = |packet: &[u8]| weak.upgrade().map(|shared| Self(shared).clients().flows.deliver(packet)).is_some();
+            tokio::select! {
+                () = receivers::read(outlet.device(), deliver) => {}
+                // An error: the forwarder is gone.
+                _ = stopped.wait_for(|stopped| *stopped) => {}
             }
         });
         forwarder
@@ -183,18 +162,15 @@ impl PacketForwarder {
     fn attach(&self, key: PublicKey, account: &Account) -> Option<(Attached<'_>, mpsc::Receiver<Bytes>)> {
         let nets = &self.0.nets;
         let mut clients = self.clients();
-        let Clients { places, flows, last, judged } = &mut *clients;
+        let Clients { places, flows, judged } = &mut *clients;
         let number = account.client.map_or(0, |client| client.number());
-        let is_idle = |place: u32| !flows.keys().any(|address| nets.addresses(place).contain(*address));
+        let is_idle = |place: u32| !nets.addresses(place).iter().any(|address| flows.has(address));
         let mut found = nets.addresses(places.take(key, number, nets.size(), is_idle)?);
         let has = |v4: bool| self.0.outlet.addresses().iter().any(|address| address.is_ipv4() == v4);
         (found.v4, found.v6) = (found.v4.filter(|_| has(true)), found.v6.filter(|_| has(false)));
-        let (sender, receiver) = mpsc::channel(WAITING);
         judged.retain(|key, _| places.of.contains_key(key));
-        *last += 1;
-        let both = [found.v4.map(IpAddr::from), found.v6.map(IpAddr::from)];
-        flows.extend(both.into_iter().flatten().map(|address| (address, (*last, sender.clone()))));
-        Some((Attached { forwarder: self, addresses: found, number: *last }, receiver))
+        let (number, receiver) = flows.add(found.iter());
+        Some((Attached { forwarder: self, addresses: found, number }, receiver))
     }
 
     /// Hands a client's packet to the system, if it may leave. Returns its destination if the client must be told that it is not opened.
@@ -220,15 +196,6 @@ impl PacketForwarder {
             Verdict::Closed { tell: false } | Verdict::Full { tell: false } => {}
         }
         None
-    }
-
-    /// Hands a packet that the system sends to one of the clients to its flow.
-    fn deliver(&self, packet: &[u8]) {
-        let Some((_, to)) = addresses(packet) else { return };
-        let sender = self.clients().flows.get(&to).map(|(_, sender)| sender.clone());
-        if let Some(sender) = sender {
-            let _ = sender.try_send(Bytes::copy_from_slice(packet));
-        }
     }
 
     fn clients(&self) -> MutexGuard<'_, Clients> {

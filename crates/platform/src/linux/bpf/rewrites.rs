@@ -135,6 +135,7 @@ fn raw(ends: &Ends, rewrite: &Rewrite) -> abi::Rewrite {
         arrives: rewrite.arrives.into(),
         from: index(rewrite.from),
         passes: rewrite.passes.into(),
+        bare: rewrite.bare.into(),
         sent: rewrite.numbers.map_or(0, |numbers| numbers.sent),
         received: rewrite.numbers.map_or(0, |numbers| numbers.received),
         ..Default::default()

@@ -121,7 +121,7 @@ abi! {
     ForwardKey { client: [u32; 4], remote: [u32; 4], client_port: u16, remote_port: u16, protocol: u8, pad: [u8; 3], }
     /// `struct braid_rewrite`.
     Rewrite { to: ForwardKey, device: u32, mark: u32, arrives: u32, from: u32, follows: u32, refused: u32, sent: u32, received: u32, unacknowledged: u32,
-        expected: u32, window: u32, doublings: u32, passes: u32, pad: u32, seen: u64, }
+        expected: u32, window: u32, doublings: u32, passes: u32, bare: u32, seen: u64, }
     /// `struct braid_late`.
     Late { heartbeat: u64, device: u32, pad: u32, }
     /// `struct braid_client`.

@@ -1,0 +1,97 @@
+//! Which running flows leave their links, and where they go.
+
+use std::collections::BTreeMap;
+
+use braid_model::{Direction, LinkSet, Time};
+
+use super::super::Core;
+use super::{Goal, REFUSAL, Stage, can_move};
+use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering};
+
+impl<S: Steering> Core<S> {
+    /// Whether the flow is moving, or has moved to a link that works, so that it must not be ended. The list of flows may be older than that.
+    pub(in crate::core) fn is_moved(&self, row: &FlowRow) -> bool {
+        let works = |slot: Option<usize>| match slot {
+            Some(slot) => self.links.in_slot(slot).is_some_and(|link| link.usable(row.family)),
+            None => self.moving.tunnels.contains_key(&row.remote.0.to_canonical()),
+        };
+        let known = if self.moving.flows.is_empty() { None } else { self.moving.flows.get(&Ends::of(row)) };
+        known.is_some_and(|known| !matches!(known.stage, Stage::Moved(_)) || works(known.way.slot))
+    }
+
+    /// Moves flows away from links that new flows like them would not get now: dead ones, those whose allowance is used up, those that the rules of the present
+    /// context exclude, standby ones. A flow that the user has moved stays while its link works.
+    pub(in crate::core) fn find_moves(&mut self, now: Time) {
+        self.moving.refused.retain(|_, refusal| refusal.until + REFUSAL > now);
+        self.moving.blocked.retain(|_, until| *until > now);
+        if self.moving.hosts.is_empty() {
+            return;
+        }
+        let is_candidate = |row: &FlowRow| {
+            can_move(row)
+                && self.moving.hosts.contains(&row.remote.0.to_canonical())
+                && !self.moving.is_moving(&Ends::of(row))
+                && self.moving.refused.get(&Ends::of(row)).is_none_or(|refusal| refusal.until <= now)
+        };
+        let mut moves = Vec::new();
+        // Flows that leave a link spread over the others.
+        let mut loads: Option<BTreeMap<usize, u32>> = None;
+        for living in self.flows.iter().filter(|living| is_candidate(&living.row) && !self.has_ended(living)) {
+            let row = &living.row;
+            if self.rule_expired(row.started, row.rule) {
+                continue;
+            }
+            let links = self.admitted(self.rule_of(now, &RedirectedFlow::of(row)), row.family);
+            let known = self.moving.flows.get(&Ends::of(row));
+            let by_hand = known.is_some_and(|known| known.by_hand);
+            let stays = self
+                .links
+                .get(row.link)
+                .is_some_and(|link| link.configured(row.family) && (links.contains(link.slot) || by_hand && link.usable(row.family)));
+            let is_open = |slot: &usize| {
+                let address = self.links.in_slot(*slot).and_then(|link| link.facts.source(row.family));
+                address.is_none_or(|address| !self.moving.is_blocked(address, Ends::of(row).destination))
+            };
+            let open: LinkSet = links.iter().filter(is_open).collect();
+            if stays {
+                // A tunnel costs more than the flow's own link.
+                if known.is_some_and(|known| known.way.slot.is_none()) {
+                    moves.push((row.clone(), Goal::Home));
+                }
+                continue;
+            }
+            let loads = loads.get_or_insert_with(|| self.flows_by_slot());
+            if let Some(slot) = self.roomiest(now, open, loads) {
+                *loads.entry(slot).or_default() += 1;
+                moves.push((row.clone(), Goal::Link(slot)));
+            } else if !links.is_empty() {
+                moves.push((row.clone(), Goal::Tunnel));
+            }
+        }
+        let results = self.begin_moves(now, &moves, false);
+        for ((row, _), result) in moves.iter().zip(results) {
+            if let Err(reason) = result {
+                self.moving.refuse(now, Ends::of(row), reason);
+            }
+        }
+    }
+
+    /// Number of direct flows by the slot of the link over which they leave.
+    fn flows_by_slot(&self) -> BTreeMap<usize, u32> {
+        let mut loads = BTreeMap::new();
+        for row in self.flows.iter().map(|living| &living.row) {
+            let slot = self.moving.flows.get(&Ends::of(row)).map_or(Some(row.slot), |moved| moved.way.slot);
+            slot.into_iter().for_each(|slot| *loads.entry(slot).or_default() += 1);
+        }
+        loads
+    }
+
+    /// Of these links, the one with the largest share for one more flow.
+    fn roomiest(&self, now: Time, of: LinkSet, flows: &BTreeMap<usize, u32>) -> Option<usize> {
+        let share = |slot: &usize| {
+            let rate = |direction| self.links.in_slot(*slot).map_or(0, |link| link.estimate(direction, now).rate.bps());
+            (rate(Direction::Down) + rate(Direction::Up)) / u64::from(flows.get(slot).copied().unwrap_or(0) + 1)
+        };
+        of.iter().max_by_key(share)
+    }
+}

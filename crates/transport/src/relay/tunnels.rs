@@ -1,0 +1,184 @@
+//! Tunnels: packets of moved flows between clients and this host that go on inside their bonds, because what is on their way drops or translates them.
+//!
+//! This host's daemon rewrites them: what leaves for a tunnel comes over the device here, and what a client sends is handed to the device. A client can only
+//! send segments from its own end of its tunnel to this host's end, for which the daemon has entries while a flow is moved there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use braid_bond::{BondId, codes};
+use braid_decide::tunnel::{End, SERVER_DEVICE, Tunnel};
+use braid_model::Family;
+use braid_peer::limits::Direction;
+use braid_peer::packet::{Packet, PacketAddresses};
+use braid_platform::linux::tun::{Tun, TunError};
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::account::Account;
+use crate::host_driver::BondFlow;
+use crate::packets::{Message, PACKET_MTU};
+use crate::relay::receivers::{self, Receivers};
+
+/// The device of a server's tunnels, which lives as long as this.
+pub struct TunnelPort(Arc<Tun>);
+
+impl TunnelPort {
+    /// Makes the device. Must be called inside a tokio runtime. Needs `CAP_NET_ADMIN`.
+    ///
+    /// # Errors
+    /// See [`TunError`].
+    pub fn open() -> Result<Self, TunError> {
+        let device = Tun::make(SERVER_DEVICE)?;
+        device.set_up(PACKET_MTU as u32, &[])?;
+        Ok(Self(Arc::new(device)))
+    }
+}
+
+/// The tunnels of a server. Clones share them.
+#[derive(Clone)]
+pub(super) struct Tunnels(Arc<Shared>);
+
+struct Shared {
+    device: Arc<Tun>,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    by_bond: BTreeMap<BondId, Tunnel>,
+    receivers: Receivers,
+    /// Number of the last tunnel.
+    last: u32,
+}
+
+/// A bond's tunnel, until it is dropped.
+struct Place<'a> {
+    tunnels: &'a Tunnels,
+    bond: BondId,
+    tunnel: Tunnel,
+    number: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut open = self.tunnels.open();
+        open.by_bond.remove(&self.bond);
+        open.receivers.remove(self.number);
+    }
+}
+
+impl Tunnels {
+    /// Starts to forward. Tunnels are numbered from `first` on: a client of several servers tells their tunnels by their numbers.
+    pub(super) fn start(port: TunnelPort, first: u32) -> Self {
+        let open = Mutex::new(Open { last: first, ..Open::default() });
+        let tunnels = Self(Arc::new(Shared { device: port.0.clone(), open }));
+        let weak = Arc::downgrade(&tunnels.0);
+        tokio::spawn(async move {
+            let deliver = |packet: &[u8]| weak.upgrade().map(|shared| Self(shared).open().receivers.deliver(packet)).is_some();
+            receivers::read(&port.0, deliver).await;
+        });
+        tunnels
+    }
+
+    /// The tunnel in a bond.
+    pub(super) fn of(&self, bond: BondId) -> Option<Tunnel> {
+        self.open().by_bond.get(&bond).copied()
+    }
+
+    /// Takes packets over a flow until it ends. A bond has one tunnel.
+    pub(super) async fn forward(&self, flow: &BondFlow, account: &Account) {
+        let Some((place, mut waiting)) = self.take(flow.bond()) else { return flow.answer(codes::BUSY) };
+        flow.answer(0);
+        let up = async {
+            while let Ok(message) = flow.receive().await {
+                if !account.pass(Direction::Up, message.len()).await {
+                    return;
+                }
+                match Message::decode(message) {
+                    // Errors: the device's queue is full, or its administrator turned it off. The packet is lost.
+                    Some(Message::Packet(packet)) if is_inside(place.tunnel, &packet) => drop(self.0.device.send(&packet)),
+                    Some(Message::Ask) => drop(flow.send(Message::Addresses(addresses(place.tunnel)).encode())),
+                    _ => {}
+                }
+            }
+        };
+        let down = async {
+            while let Some(packet) = waiting.recv().await {
+                if !account.pass(Direction::Down, packet.len()).await {
+                    return;
+                }
+                flow.send(packet);
+            }
+        };
+        tokio::select! {
+            () = up => {}
+            () = down => {}
+        }
+    }
+
+    fn take(&self, bond: BondId) -> Option<(Place<'_>, mpsc::Receiver<Bytes>)> {
+        let mut open = self.open();
+        if open.by_bond.contains_key(&bond) {
+            return None;
+        }
+        let tunnel = loop {
+            open.last = open.last.wrapping_add(1);
+            let tunnel = Tunnel::new(open.last);
+            if !open.receivers.has(tunnel.address(End::Client, Family::V4)) {
+                break tunnel;
+            }
+        };
+        open.by_bond.insert(bond, tunnel);
+        let (number, receiver) = open.receivers.add(addresses(tunnel).iter());
+        Some((Place { tunnels: self, bond, tunnel, number }, receiver))
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The addresses of the client's end.
+fn addresses(tunnel: Tunnel) -> PacketAddresses {
+    let of = |family| tunnel.address(End::Client, family);
+    let (std::net::IpAddr::V4(v4), std::net::IpAddr::V6(v6)) = (of(Family::V4), of(Family::V6)) else { return PacketAddresses::default() };
+    PacketAddresses { v4: Some(v4), v6: Some(v6) }
+}
+
+/// Whether this is a TCP segment from the client's end of the tunnel to this host's.
+fn is_inside(tunnel: Tunnel, packet: &[u8]) -> bool {
+    let Ok(packet) = Packet::read(packet) else { return false };
+    let family = Family::of(packet.source);
+    let [client, server] = [End::Client, End::Server].map(|end| tunnel.address(end, family));
+    i32::from(packet.protocol) == libc::IPPROTO_TCP && packet.source == client && packet.destination == server
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet(source: [u8; 4], destination: [u8; 4], protocol: u8) -> Vec<u8> {
+        let head = [0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, protocol, 0, 0];
+        [&head[..], &source, &destination, &[0; 20]].concat()
+    }
+
+    #[test]
+    fn a_client_sends_only_segments_from_its_own_end_to_this_host() {
+        let tunnel = Tunnel::new(1);
+        let [client, server, other] = [[240, 0, 0, 2], [240, 0, 0, 3], [240, 0, 0, 4]];
+        assert!(is_inside(tunnel, &packet(client, server, 6)));
+        for (source, destination, protocol) in [
+            (client, server, 17),
+            (other, server, 6),
+            (client, other, 6),
+            (client, [240, 0, 0, 5], 6),
+            (server, client, 6),
+            ([10, 0, 0, 1], server, 6),
+            (client, [127, 0, 0, 1], 6),
+        ] {
+            assert!(!is_inside(tunnel, &packet(source, destination, protocol)), "{source:?} {destination:?} {protocol}");
+        }
+        assert!(!is_inside(tunnel, &packet(client, server, 6)[..30]), "cut");
+    }
+}
