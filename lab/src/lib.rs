@@ -49,7 +49,7 @@ pub use ask::ask;
 pub use braid_model::Direction;
 pub use frame::Filter;
 pub use lab::{Builder, Lab};
-pub use moves::{MovesRelay, ServerDaemon};
+pub use moves::{FAR, MovesRelay, ServerDaemon, firewall, nat, nft};
 pub use namespace::Namespace;
 pub use responder::Responder;
 pub use spec::{LinkSpec, mbps, ms};

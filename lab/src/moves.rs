@@ -16,6 +16,54 @@ use crate::sys;
 /// Timeout of a start.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Address of the host behind the server ([`Lab::far`]), in both families.
+pub const FAR: [&str; 2] = ["198.51.100.10", "2001:db8:100::10"];
+
+/// Gives the server, which a host behind it makes a router, firewall rules.
+///
+/// # Errors
+/// `nft` is missing or rejects the rules.
+pub fn nft(lab: &Lab, script: &str) -> Result<()> {
+    let output = lab.server().command("nft")?.arg(script).output().context("cannot run nft: install nftables")?;
+    ensure!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+/// Makes the server a stateful firewall on the second link. To the client it lets only what belongs to the client's connections. `strict`: it must have seen their
+/// SYN; `drops`: it also drops what comes from the client without that.
+///
+/// # Errors
+/// As for [`nft`].
+pub fn firewall(lab: &Lab, strict: bool, drops: bool) -> Result<()> {
+    let from_client = if drops { "iifname l1 ct state invalid drop" } else { "" };
+    nft(
+        lab,
+        &format!(
+            "table inet firewall {{ chain forward {{ type filter hook forward priority 0;
+                {from_client}
+                oifname l1 ct state != {{ established, related }} drop
+            }}
+            }}"
+        ),
+    )?;
+    lab.server().sysctl("netfilter/nf_conntrack_tcp_loose", if strict { "0" } else { "1" })
+}
+
+/// Makes the server a NAT on the second link.
+///
+/// # Errors
+/// As for [`nft`].
+pub fn nat(lab: &Lab) -> Result<()> {
+    nft(
+        lab,
+        "table inet nat { chain out { type nat hook postrouting priority 100;
+            oifname far0 ip saddr 10.77.1.0/24 masquerade
+            oifname far0 ip6 saddr fd77:0:0:1::/64 masquerade
+        }
+        }",
+    )
+}
+
 /// A program at the other end. Dropping it sends SIGTERM and waits.
 #[derive(Debug)]
 struct Program(Child);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use braid_decide::tunnel::SERVER_DEVICE;
-use braid_lab::{Filter, Lab, LinkSpec, ms};
+use braid_lab::{Filter, Lab, LinkSpec, firewall, ms, nat, nft};
 use braid_model::Protocol;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
@@ -316,40 +316,6 @@ fn lab_with_middlebox() -> Lab {
     lab
 }
 
-fn nft(lab: &Lab, script: &str) {
-    let output = lab.server().command("nft").unwrap().arg(script).output().unwrap();
-    assert!(output.status.success(), "{script}: {}", text(&output.stderr));
-}
-
-/// A stateful firewall on the second link. To the client it lets only what belongs to the client's connections. `strict`: it must have seen their SYN;
-/// `drops`: it also drops what comes from the client without that.
-fn firewall(lab: &Lab, strict: bool, drops: bool) {
-    let from_client = if drops { "iifname l1 ct state invalid drop" } else { "" };
-    nft(
-        lab,
-        &format!(
-            "table inet firewall {{ chain forward {{ type filter hook forward priority 0;
-                {from_client}
-                oifname l1 ct state != {{ established, related }} drop
-            }}
-            }}"
-        ),
-    );
-    lab.server().sysctl("netfilter/nf_conntrack_tcp_loose", if strict { "0" } else { "1" }).unwrap();
-}
-
-/// A NAT on the second link.
-fn nat(lab: &Lab) {
-    nft(
-        lab,
-        "table inet nat { chain out { type nat hook postrouting priority 100;
-            oifname far0 ip saddr 10.77.1.0/24 masquerade
-            oifname far0 ip6 saddr fd77:0:0:1::/64 masquerade
-        }
-        }",
-    );
-}
-
 /// Flows over the first link, half of them in IPv6.
 struct Flows<'a> {
     near: Up<'a>,
@@ -414,7 +380,7 @@ fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin() {
     }
     for drops_both_ways in [true, false] {
         let lab = lab_with_middlebox();
-        firewall(&lab, true, drops_both_ways);
+        firewall(&lab, true, drops_both_ways).unwrap();
         let mut flows = Flows::start(&lab, 20);
         for id in &flows.ids {
             assert!(flows.ask(id).status.success());
@@ -429,7 +395,7 @@ fn flows_stay_where_a_firewall_drops_what_it_did_not_see_begin() {
         let links = watch_all(&lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
         flows.exchange(4);
         assert_eq!(packets(&lab, &links)[1], 0);
-        nft(&lab, "flush ruleset");
+        nft(&lab, "flush ruleset").unwrap();
         for id in &flows.ids {
             eventually("it moves without the firewall", || flows.ask(id).status.success());
             eventually("it has moved", || flows.near.explain_flow(id).contains("it has moved to"));
@@ -470,7 +436,7 @@ fn flows_of_a_dead_link_go_on_in_udp_behind_a_firewall() {
         return;
     }
     let lab = lab_with_middlebox();
-    firewall(&lab, true, true);
+    firewall(&lab, true, true).unwrap();
     go_on_in_udp(&lab);
 }
 
@@ -480,7 +446,7 @@ fn flows_of_a_dead_link_go_on_in_udp_behind_a_nat() {
         return;
     }
     let lab = lab_with_middlebox();
-    nat(&lab);
+    nat(&lab).unwrap();
     go_on_in_udp(&lab);
 }
 
@@ -490,7 +456,7 @@ fn flows_of_a_dead_link_wait_for_it_behind_a_firewall() {
         return;
     }
     let lab = lab_with_middlebox();
-    firewall(&lab, true, true);
+    firewall(&lab, true, true).unwrap();
     // The relay so cannot make its device.
     let made = lab.host().command("ip").unwrap().args(["link", "add", SERVER_DEVICE, "type", "bridge"]).output().unwrap();
     assert!(made.status.success(), "{}", text(&made.stderr));
@@ -509,7 +475,7 @@ fn a_firewall_that_accepts_running_connections_of_the_client_does_not_keep_them(
         return;
     }
     let lab = lab_with_middlebox();
-    firewall(&lab, false, true);
+    firewall(&lab, false, true).unwrap();
     let mut flows = Flows::start(&lab, 20);
     lab.dark(0).unwrap();
     flows.exchange(2);
@@ -524,7 +490,7 @@ fn a_flow_does_not_move_behind_a_nat() {
         return;
     }
     let lab = lab_with_middlebox();
-    nat(&lab);
+    nat(&lab).unwrap();
     let mut flows = Flows::start(&lab, 2);
     for id in &flows.ids {
         assert!(flows.ask(id).status.success());

@@ -6,12 +6,12 @@ use std::net::{SocketAddr, TcpStream};
 
 use braid_lab::{Filter, Lab, LinkSpec};
 use braid_model::Protocol;
-use support::gateway::traces;
+use support::gateway::{FAR, traces};
 use support::moves::*;
 use support::*;
 
 /// The waypoint's addresses.
-const WAYPOINT: [&str; 2] = ["198.51.100.10", "2001:db8:100::10"];
+const WAYPOINT: [&str; 2] = FAR;
 
 /// A flow from the client to the server, and a waypoint at a third host, which the client has joined as "way".
 struct Flow<'a> {

@@ -55,7 +55,7 @@ fn allow_multipath(lab: &Lab) -> Result<()> {
         ensure!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(())
     };
-    for namespace in [lab.client(), lab.server()] {
+    for namespace in [lab.client(), lab.host()] {
         ip(namespace, "mptcp limits set subflow 8 add_addr_accepted 8")?;
     }
     for (number, link) in lab.links().iter().enumerate().take(8) {

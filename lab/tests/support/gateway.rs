@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{Up, client, eventually, number, routing, text};
 
 /// The host behind the server.
-pub const FAR: [&str; 2] = ["198.51.100.10", "2001:db8:100::10"];
+pub const FAR: [&str; 2] = braid_lab::FAR;
 /// Timeout of one attempt to reach a server.
 pub const TRY: Duration = Duration::from_millis(1000);
 /// Bytes of a large transfer.

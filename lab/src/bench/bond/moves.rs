@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,8 +18,9 @@ use crate::bench::progress;
 use crate::bench::report::Report;
 use crate::bench::stats::{median, worst};
 use crate::daemon::Daemon;
-use crate::lab::Lab;
-use crate::moves::{MovesRelay, ServerDaemon};
+use crate::lab::{Builder, Lab};
+use crate::moves::{FAR, MovesRelay, ServerDaemon, firewall, nat};
+use crate::namespace::Namespace;
 use crate::spec::{LinkSpec, mbps, ms};
 
 /// Mbit/s, and the RTT in milliseconds.
@@ -37,12 +39,24 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// All flows use the first link.
 pub(super) const RULES: &str = "[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 8080 }\ncarry = \"direct\"\n";
 
+/// A daemon and its relay. The daemon ends last.
+struct Host {
+    relay: MovesRelay,
+    daemon: ServerDaemon,
+}
+
+impl Host {
+    fn start(settings: &Settings, host: &Namespace, home: PathBuf, options: &[&str]) -> Result<Self> {
+        let daemon = ServerDaemon::start_on(host, home.clone(), &settings.braid)?;
+        Ok(Self { relay: MovesRelay::start_on(host, home, &settings.braid, options)?, daemon })
+    }
+}
+
 /// Two hosts that run Braid. The server's programs end last.
 pub(super) struct World {
     daemon: Daemon,
-    _relay: MovesRelay,
-    server: ServerDaemon,
-    braid: std::path::PathBuf,
+    server: Host,
+    braid: PathBuf,
 }
 
 impl World {
@@ -52,10 +66,13 @@ impl World {
 
     /// Starts them with this configuration of the client, in addition to the scheduler.
     pub(super) fn start_with(settings: &Settings, lab: &Lab, config: &str) -> Result<Self> {
-        let server = ServerDaemon::start(lab, &settings.braid)?;
-        let relay = MovesRelay::start(lab, &settings.braid)?;
+        let server = Host::start(settings, lab.host(), lab.directory().join("server"), &["--local", "--moves"])?;
+        Self::with_server(settings, lab, server, config)
+    }
+
+    fn with_server(settings: &Settings, lab: &Lab, server: Host, config: &str) -> Result<Self> {
         let daemon = Daemon::start(lab, &settings.braid, "only-one", config)?;
-        Ok(Self { daemon, _relay: relay, server, braid: settings.braid.clone() })
+        Ok(Self { daemon, server, braid: settings.braid.clone() })
     }
 
     /// Output of a command of Braid in the client.
@@ -89,7 +106,7 @@ impl World {
     /// Flows whose packets from the server have other addresses on the way than in the socket.
     fn moved(&self, lab: &Lab) -> Result<usize> {
         let mut command = lab.client().command("curl")?;
-        command.args(["-sS", "--unix-socket"]).arg(self.server.socket()).arg("http://braid/v1/rewrites");
+        command.args(["-sS", "--unix-socket"]).arg(self.server.daemon.socket()).arg("http://braid/v1/rewrites");
         let listed: Value = serde_json::from_slice(&command.output()?.stdout).context("the server's daemon does not answer")?;
         let sends = |flow: &&Value| flow["sends"] == true && flow["active"] == true;
         Ok(listed["rewrites"].as_array().into_iter().flatten().filter(sends).count())
@@ -116,10 +133,10 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     Ok(report)
 }
 
-fn lab() -> Result<Lab> {
+fn builder() -> Builder {
     let links = LINKS.iter().zip(NAMES);
     let links = links.map(|((rate, round_trip), name)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*round_trip) / 2));
-    links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()
+    links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link))
 }
 
 /// When data arrived, and how much.
@@ -158,46 +175,101 @@ pub(super) fn gaps(arrivals: &Arrivals, from: Instant, to: Instant) -> f64 {
     gap(&arrivals.iter().map(|(at, _)| *at).collect::<Vec<_>>(), from, to)
 }
 
-/// Figure 2.6: a transfer moves while it runs.
+/// Figure 2.6: a transfer moves to another link while it runs, and then to a waypoint.
 fn transfer(settings: &Settings, report: &mut Report) -> Result<Value> {
-    let (whole, at) = if settings.quick { (12, 6) } else { (120, 30) };
-    let (whole, at) = (Duration::from_secs(whole), Duration::from_secs(at));
-    let lab = lab()?;
+    let [whole, at, through] = (if settings.quick { [18, 6, 12] } else { [120, 30, 50] }).map(Duration::from_secs);
+    let lab = builder().far(1500).start()?;
     let origin = Origin::start(&lab, 10, PORT, TcpVariant::PLAIN)?;
-    let world = World::start(settings, &lab)?;
-    let (mut done, (begin, moved)) = downloads(&lab, &origin, TcpVariant::PLAIN, (1, whole), || {
+    let way = Host::start(settings, lab.far(), lab.directory().join("way"), &["--waypoint", "--allow", "203.0.113.0/24"])?;
+    let server = Host::start(settings, lab.server(), lab.directory().join("server"), &["--local", "--moves", "--through", FAR[0]])?;
+    let world = World::with_server(settings, &lab, server, RULES)?;
+    let mut invite = lab.far().command(&settings.braid)?;
+    invite.args(["relay", "invite", "--address", &format!("{}:5757", FAR[0]), "--state-dir"]).arg(way.relay.state());
+    let line = String::from_utf8(invite.output()?.stdout)?;
+    world.braid(&lab, &["join", line.trim(), "--name", "way"])?;
+    let (mut done, (begin, moved, passes)) = downloads(&lab, &origin, TcpVariant::PLAIN, (1, whole), || {
         let begin = Instant::now();
         let flows = world.movable(&lab, 1)?;
         thread::sleep(at.saturating_sub(begin.elapsed()));
         let moved = Instant::now();
         world.braid(&lab, &["move", &flows[0].0, "--to", NAMES[1]])?;
-        Ok((begin, moved))
+        thread::sleep(through.saturating_sub(begin.elapsed()));
+        let passes = Instant::now();
+        world.braid(&lab, &["move", &flows[0].0, "--to", NAMES[1], "--through", "way"])?;
+        thread::sleep(Duration::from_secs(2));
+        let explained = world.braid(&lab, &["explain", &flows[0].0])?;
+        ensure!(explained.contains("through the waypoint way"), "the transfer does not pass the waypoint: {explained}");
+        Ok((begin, moved, passes))
     })?;
     let arrivals = done.remove(0)?;
     let (second, end) = (Duration::from_secs(1), begin + whole);
-    let (before, after) = (rate(&arrivals, begin + second * 2, moved), rate(&arrivals, moved + second, end - second));
-    let longest = gaps(&arrivals, moved, moved + second * 3);
-    progress(&format!("a transfer: {before:.1} Mbit/s, then {after:.1} Mbit/s, gap {longest:.3} s"));
-    let row = [format!("{before:.1}"), format!("{longest:.3} s"), format!("{after:.1}")];
-    let title = format!("A transfer of {} s moves to the other link after {} s (figure 2.6):", whole.as_secs(), at.as_secs());
-    report.table(title, "Mbit/s before | gap | Mbit/s after", vec![row.to_vec()]);
-    report.aim(
-        "a transfer that moves: at least 0.95 of the rate before".to_owned(),
-        format!("{:.3}", after / before),
-        after >= 0.95 * before,
+    let spans = [(begin + second * 2, moved), (moved + second, passes), (passes + second, end - second)];
+    let rates = spans.map(|(from, to)| rate(&arrivals, from, to));
+    let longest = [moved, passes].map(|at| gaps(&arrivals, at, at + second * 3));
+    progress(&format!("a transfer: {rates:.1?} Mbit/s, gaps {longest:.3?} s"));
+    let rate = |at: usize| format!("{:.1}", rates[at]);
+    let gap = |at: usize| format!("{:.3} s", longest[at]);
+    let title = format!(
+        "A transfer of {} s moves to the other link after {} s, and to a waypoint after {} s (figure 2.6):",
+        whole.as_secs(),
+        at.as_secs(),
+        through.as_secs()
     );
-    Ok(json!({ "before_mbps": before, "after_mbps": after, "gap_s": longest }))
+    report.table(
+        title,
+        "Mbit/s before | gap | on the other link | gap | through the waypoint",
+        vec![vec![rate(0), gap(0), rate(1), gap(1), rate(2)]],
+    );
+    for (what, after) in [("moves", rates[1]), ("passes a waypoint", rates[2])] {
+        let ratio = after / rates[0];
+        report.aim(format!("a transfer that {what}: at least 0.95 of the rate before"), format!("{ratio:.3}"), ratio >= 0.95);
+    }
+    Ok(json!({ "mbps": rates, "gaps_s": longest }))
+}
+
+/// What is on the new way of flows whose link dies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Middle {
+    Nothing,
+    Firewall,
+    Nat,
+}
+
+impl Middle {
+    /// How it is called in the report.
+    fn text(self) -> &'static str {
+        match self {
+            Self::Nothing => "",
+            Self::Firewall => ", a stateful firewall on the other link",
+            Self::Nat => ", a NAT on the other link",
+        }
+    }
+
+    /// The lab, and the address of the downloads.
+    fn lab(self) -> Result<(Lab, SocketAddr)> {
+        let lab = if self == Self::Nothing { builder() } else { builder().far(1500) }.start()?;
+        match self {
+            Self::Nothing => return Ok((lab, (Lab::internet(10), PORT).into())),
+            Self::Firewall => firewall(&lab, true, true)?,
+            Self::Nat => nat(&lab)?,
+        }
+        Ok((lab, (FAR[0].parse::<std::net::Ipv4Addr>()?, PORT).into()))
+    }
 }
 
 /// A link dies under many flows.
 fn dead_link(settings: &Settings, report: &mut Report) -> Result<Value> {
     let count = if settings.quick { 2 } else { 10 };
     let (mut rows, mut raw, mut worsts) = (Vec::new(), Vec::new(), Vec::new());
-    for (who, variant) in [("Braid", TcpVariant::PLAIN), ("MPTCP BBR", TcpVariant::multipath("bbr"))] {
+    let cases = [Middle::Nothing, Middle::Firewall, Middle::Nat].into_iter().flat_map(|middle| {
+        [("Braid", TcpVariant::PLAIN), ("MPTCP BBR", TcpVariant::multipath("bbr"))].map(|(who, variant)| (middle, who, variant))
+    });
+    for (middle, who, variant) in cases {
+        let who = format!("{who}{}", middle.text());
         let (mut medians, mut longest, mut lost) = (Vec::new(), Vec::new(), 0);
         for number in 0..count {
-            let lab = lab()?;
-            let origin = Origin::start(&lab, 10, PORT, variant)?;
+            let (lab, address) = middle.lab()?;
+            let origin = Origin::start_on(lab.host(), address, variant)?;
             let world = if variant.multipath {
                 allow_multipath(&lab)?;
                 None
@@ -228,15 +300,17 @@ fn dead_link(settings: &Settings, report: &mut Report) -> Result<Value> {
             longest.push(worst(&each));
         }
         let figures = [median(&medians), median(&longest), worst(&longest)].map(|seconds| format!("{seconds:.3} s"));
-        rows.push([who.to_owned()].into_iter().chain(figures).chain([format!("{lost} of {}", FLOWS * count)]).collect());
+        rows.push([who.clone()].into_iter().chain(figures).chain([format!("{lost} of {}", FLOWS * count)]).collect());
         raw.push(json!({ "who": who, "median_gap_s": medians, "longest_gap_s": longest, "lost": lost }));
         worsts.push(median(&longest));
         if !variant.multipath {
-            report.aim(format!("a dead link under {FLOWS} flows: none is lost"), lost.to_string(), lost == 0);
+            report.aim(format!("a dead link under {FLOWS} flows{}: none is lost", middle.text()), lost.to_string(), lost == 0);
+        } else if let [.., braid, mptcp] = worsts[..] {
+            let what = format!("a dead link under {FLOWS} flows{}: the longest gap is at most MPTCP's", middle.text());
+            let ratio = braid / mptcp;
+            report.aim(what, format!("{ratio:.2} of it"), ratio <= 1.0);
         }
     }
-    let ratio = worsts[0] / worsts[1];
-    report.aim(format!("a dead link under {FLOWS} flows: the longest gap is at most MPTCP's"), format!("{ratio:.2} of it"), ratio <= 1.0);
     report.table(
         format!("The link of {FLOWS} downloads goes dark, {count} times each:"),
         "what | gap of the median flow | of the worst flow: median | worst | flows lost",
@@ -249,7 +323,7 @@ fn dead_link(settings: &Settings, report: &mut Report) -> Result<Value> {
 fn every_second(settings: &Settings, report: &mut Report) -> Result<Value> {
     let (rounds, seconds) = if settings.quick { (1, 10) } else { (3, 60) };
     let span = Duration::from_secs(seconds);
-    let lab = lab()?;
+    let lab = builder().start()?;
     let origin = Origin::start(&lab, 10, PORT, TcpVariant::PLAIN)?;
     let world = World::start(settings, &lab)?;
     let (mut ratios, mut pairs) = (Vec::new(), Vec::new());
@@ -289,7 +363,7 @@ fn every_second(settings: &Settings, report: &mut Report) -> Result<Value> {
 
 /// Many flows move at once.
 fn at_once(settings: &Settings, report: &mut Report) -> Result<Value> {
-    let lab = lab()?;
+    let lab = builder().start()?;
     let to: SocketAddr = (Lab::internet(10), PORT).into();
     let listener = lab.server().run(|| TcpListener::bind(to))??;
     thread::spawn(move || {

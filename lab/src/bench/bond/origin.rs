@@ -14,6 +14,7 @@ use braid_netem::Random;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::lab::Lab;
+use crate::namespace::Namespace;
 
 /// Period of the content in bytes: a prime number, so that data shifted by any block size differs.
 const PERIOD: usize = 999_983;
@@ -67,8 +68,12 @@ pub(super) struct Origin {
 impl Origin {
     /// Starts it at 203.0.113.`host`.
     pub(super) fn start(lab: &Lab, host: u8, port: u16, variant: TcpVariant) -> Result<Self> {
-        let address: SocketAddr = (Lab::internet(host), port).into();
-        let listener = lab.server().run(|| -> io::Result<Socket> {
+        Self::start_on(lab.server(), (Lab::internet(host), port).into(), variant)
+    }
+
+    /// Starts it on a host that has this address.
+    pub(super) fn start_on(host: &Namespace, address: SocketAddr, variant: TcpVariant) -> Result<Self> {
+        let listener = host.run(|| -> io::Result<Socket> {
             let socket = variant.socket()?;
             socket.set_reuse_address(true)?;
             socket.bind(&address.into())?;
