@@ -406,6 +406,7 @@ impl<S: Steering> Core<S> {
         self.note_deaths(now);
         self.find_moves(now);
         self.find_stuck(now);
+        let waypoints = self.leave_silent_waypoints(now);
         self.ask_energy_service(now);
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
@@ -414,7 +415,17 @@ impl<S: Steering> Core<S> {
         let moves = self.expire_moves(now);
         let shared = self.step_shares(now);
         let late = self.follow_late(now);
-        context.and(late).and(moves).and(kept).and(servers).and(refusals).and(moved).and(relocated).and(shared).and(self.update_params(now))
+        context
+            .and(late)
+            .and(waypoints)
+            .and(moves)
+            .and(kept)
+            .and(servers)
+            .and(refusals)
+            .and(moved)
+            .and(relocated)
+            .and(shared)
+            .and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

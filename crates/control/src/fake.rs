@@ -80,6 +80,8 @@ pub struct FakeSteering {
     pub disowned: BTreeSet<Ends>,
     /// When the last packets of moved flows arrived with the addresses of their sockets.
     pub home: BTreeMap<Ends, Time>,
+    /// When the last packets of moved flows arrived with the addresses on the way, if that is not long ago.
+    pub arrived: BTreeMap<Ends, Time>,
     /// Addresses on the way of moved flows with which somebody begins another connection.
     pub claimed: BTreeMap<Ends, Ends>,
     /// The sequence numbers with which flows began.
@@ -344,6 +346,13 @@ impl FakeSteering {
         }
     }
 
+    /// Lets a flow send so many segments again.
+    pub fn lose(&mut self, id: FlowId, segments: u32) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.retransmissions = row.retransmissions.map(|count| count + segments);
+        }
+    }
+
     /// Sets the kernel's last delivery rate sample of a flow; `None`: the program had no more data to send.
     pub fn sample(&mut self, id: FlowId, rate: Option<Rate>) {
         if let Some(row) = self.flows.get_mut(&id) {
@@ -583,7 +592,7 @@ impl Steering for FakeSteering {
             numbers: self.numbers.get(ends).copied(),
             segment: Some(Segment { unacknowledged: 1, expected: 1, window: 1 }),
             home: self.home.get(ends).copied(),
-            moved: Some(Time::ZERO),
+            moved: Some(self.arrived.get(ends).copied().unwrap_or(Time::ZERO)),
             claimed: self.claimed.get(ends).copied(),
             doublings: 2,
         };

@@ -180,6 +180,10 @@ struct Move {
     by_hand: bool,
     /// Segments sent again before it moved.
     retransmissions: u32,
+    /// If it passes a waypoint: segments sent again until its packets last came from there.
+    answered: u32,
+    /// Since when segments are sent again, and nothing comes from the waypoint.
+    silent: Option<Time>,
 }
 
 /// What is to be done with a flow that is to use a link.
@@ -579,7 +583,10 @@ impl<S: Steering> Core<S> {
         let numbers = known.and_then(|known| known.numbers);
         let stage = Stage::Preparing(now + PREPARATION);
         let host = own.destination.ip();
-        self.moving.flows.insert(own, Move { host, way, before, numbers, stage, order: 0, by_hand, retransmissions });
+        self.moving.flows.insert(
+            own,
+            Move { host, way, before, numbers, stage, order: 0, by_hand, retransmissions, answered: retransmissions, silent: None },
+        );
         self.moving.due = Some(now);
     }
 

@@ -591,6 +591,30 @@ fn a_flow_goes_home_if_its_waypoint_does_not_agree_any_more() {
 }
 
 #[test]
+fn a_flow_goes_home_if_its_waypoint_falls_silent_and_not_if_only_segments_are_lost() {
+    let mut world = world();
+    let (id, ends, link) = passing(&mut world);
+    for lost in 1..=3 {
+        world.core.steering().lose(id, 1);
+        world.run(SECOND / 2);
+        let now = world.now;
+        // What was sent again is acknowledged.
+        world.core.steering().arrived.insert(ends, now);
+        world.run(SECOND * 3);
+        assert_eq!(device(&mut world, &ends), Some(link), "{lost}");
+    }
+    world.run(SECOND * 3);
+    assert_eq!(device(&mut world, &ends), Some(link), "nothing is sent");
+    world.core.steering().lose(id, 1);
+    world.run(SECOND / 2);
+    assert_eq!(device(&mut world, &ends), Some(link), "it may still answer");
+    world.core.steering().lose(id, 1);
+    world.run(SECOND * 3);
+    assert_eq!(device(&mut world, &ends), None);
+    assert!(explanation(&mut world, id).contains("nothing comes from the waypoint way any more"));
+}
+
+#[test]
 fn a_waypoint_that_refuses_or_is_silent_keeps_the_flow_where_it_is() {
     let mut world = world();
     let (id, ends) = flow(&mut world);

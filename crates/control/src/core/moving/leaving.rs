@@ -1,12 +1,16 @@
 //! Which running flows leave their links, and where they go.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use braid_model::{Direction, LinkSet, Time};
 
 use super::super::Core;
-use super::{Goal, REFUSAL, Stage, can_move};
-use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering};
+use super::{Goal, Move, REFUSAL, Stage, can_move};
+use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
+
+/// How long nothing may come from a waypoint while segments are sent again.
+const SILENCE: Duration = Duration::from_secs(1);
 
 impl<S: Steering> Core<S> {
     /// Whether the flow is moving, or has moved to a link that works, so that it must not be ended. The list of flows may be older than that.
@@ -74,6 +78,34 @@ impl<S: Steering> Core<S> {
                 self.moving.refuse(now, Ends::of(row), reason);
             }
         }
+    }
+
+    /// Lets flows go home whose waypoint has fallen silent, with all on the way there.
+    pub(in crate::core) fn leave_silent_waypoints(&mut self, now: Time) -> Result<(), SteeringError> {
+        let passes = |known: &Move| known.way.waypoint.is_some() && matches!(known.stage, Stage::Moved(_));
+        if !self.moving.flows.values().any(passes) {
+            return Ok(());
+        }
+        let sent_again = |row: &FlowRow| (Ends::of(row), row.retransmissions.unwrap_or(0));
+        let rows: BTreeMap<Ends, u32> = self.flows.iter().map(|living| sent_again(&living.row)).collect();
+        let has_lost = |own: &Ends, known: &Move| rows.get(own).is_some_and(|count| *count > known.answered);
+        if !self.moving.flows.iter().any(|(own, known)| passes(known) && has_lost(own, known)) {
+            return Ok(());
+        }
+        let sockets = self.look(now, false)?;
+        let mut silent = Vec::new();
+        for (own, known) in self.moving.flows.iter_mut().filter(|(_, known)| passes(known)) {
+            let (Some(count), Some(waypoint)) = (rows.get(own).filter(|count| **count > known.answered), &known.way.waypoint) else {
+                continue;
+            };
+            let since = *known.silent.get_or_insert(now);
+            if sockets.get(own).and_then(|socket| socket.moved).is_some_and(|at| at >= since) {
+                (known.answered, known.silent) = (*count, None);
+            } else if since + SILENCE <= now {
+                silent.push((*own, format!("nothing comes from the waypoint {} any more", waypoint.relay)));
+            }
+        }
+        self.give_up(now, silent)
     }
 
     /// Number of direct flows by the slot of the link over which they leave.
