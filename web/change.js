@@ -51,8 +51,8 @@ export function toast(text, failed = false, action = null) {
 
 const READ_ONLY = 'This session is read-only: it cannot change anything.';
 
-/** Whether this session may set facts of the context, which are not in the configuration; shows the reason if not. */
-export function mayChangeContext() {
+/** Whether this session may change what is not in the configuration; shows the reason if not. */
+export function mayAct() {
   if (!store.mayChange) toast(READ_ONLY, true);
   return store.mayChange;
 }

@@ -1,7 +1,7 @@
 // Facts about the context that conditions of rules (`when`) refer to: shows them, sets them and clears those that a user set.
 
 import { get, post } from './api.js';
-import { mayChangeContext, toast } from './change.js';
+import { mayAct, toast } from './change.js';
 import { card, field, h, keyed, put } from './dom.js';
 import { clock } from './format.js';
 import { refreshPolicy } from './policy.js';
@@ -46,7 +46,7 @@ export function context() {
       () => {},
     );
   const change = async (wanted) => {
-    if (!mayChangeContext()) return false;
+    if (!mayAct()) return false;
     try {
       const done = await post('/v1/context', wanted);
       toast([done.message, ...(done.warnings ?? [])].join('. '));

@@ -1,6 +1,7 @@
 // The policy, in a form that the page's forms can show.
 
 import { get } from './api.js';
+import { h } from './dom.js';
 import { store, notify } from './store.js';
 
 /** Reloads the policy, the configuration, and the rights of this session. */
@@ -44,6 +45,12 @@ export function ruleOf({ application, name, address, mac }) {
     if (client) return known.includes(conditions.client);
     return conditions.exe === application || (!application.startsWith('/') && conditions.name === (name ?? application));
   });
+}
+
+/** The conditions of a rule, as pieces of text and nodes. */
+export function matchWords(rule) {
+  const conditions = readConditions(rule.matches);
+  return conditions ? Object.entries(conditions).map(([key, value]) => [h('span', { class: 'cond', text: key }), ` ${value} `]) : [rule.matches];
 }
 
 const CARRIES = { direct: 'over one link each', bond: 'over several links at once', duplicate: 'each packet over several links' };

@@ -5,7 +5,8 @@ import { context } from './context.js';
 import { attr, card, empty, field, full, h, keyed, put, select } from './dom.js';
 import { NONE, state } from './format.js';
 import { joinForm, leave } from './peers.js';
-import { conditionWords, readConditions, ruleWords } from './policy.js';
+import { conditionWords, matchWords, ruleWords } from './policy.js';
+import { programs } from './programs.js';
 import { editRule } from './rules.js';
 import { accent, on, store } from './store.js';
 import { tradeoff } from './tradeoff.js';
@@ -24,7 +25,7 @@ const SCHEDULERS = [
 ];
 
 export function mount(root) {
-  const parts = [schedulers(), carriage(), bonds(), tradeoff(), links(), rules(), context(), relays(), questions(), file()];
+  const parts = [schedulers(), carriage(), bonds(), tradeoff(), links(), rules(), programs(), context(), relays(), questions(), file()];
   root.append(
     h(
       'div',
@@ -389,10 +390,6 @@ function ruleRow({ rule, index, last }) {
       disabled: to < 0 || (last && to > index),
       onclick: () => propose([{ op: 'app-move', index, to }]),
     });
-  const conditions = readConditions(rule.matches);
-  const words = conditions
-    ? Object.entries(conditions).map(([key, value]) => [h('span', { class: 'cond', text: key }), ` ${value} `])
-    : rule.matches;
   return {
     node: h(
       'li',
@@ -401,7 +398,7 @@ function ruleRow({ rule, index, last }) {
       h(
         'span',
         { class: 'rule-text' },
-        h('span', { class: 'rule-match' }, words),
+        h('span', { class: 'rule-match' }, matchWords(rule)),
         h('span', { class: 'rule-words', text: ruleWords(rule) }),
         rule.when && h('span', { class: 'rule-words', text: conditionWords(rule) }),
       ),

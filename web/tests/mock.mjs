@@ -88,6 +88,7 @@ class Mock {
   constructor({ seed, flows, readOnly, token, lan, crowd, own }) {
     Object.assign(this, { roll: dice(seed), readOnly, token, crowd, own, at: EPOCH, listeners: new Set(), posted: [] });
     this.config = new Config(lan, own);
+    this.programRules = [];
     this.facts = [{ name: 'battery', value: '0.80', source: 'system' }];
     this.links = LINKS.map((link) => ({ ...link, state: 'up', rx: 0, tx: 0, energy: 0, rx_bps: 0, tx_bps: 0 }));
     this.flows = new Map();
@@ -110,6 +111,11 @@ class Mock {
     this.facts = this.facts.filter((fact) => fact.name !== name);
     if (value !== null) this.facts.push({ name, value, source: 'set', remaining_ms: for_ms ?? null });
     return { message: value === null ? `${name} is cleared` : `${name} is ${value}`, warnings: [] };
+  }
+
+  removeRule({ name }) {
+    this.programRules = this.programRules.filter((rule) => rule.name !== name);
+    return { message: `${name} is removed`, warnings: [] };
   }
 
   relay(name, address) {
@@ -523,6 +529,7 @@ class Mock {
       '/v1/config': () => this.config.view(),
       '/v1/session': () => ({ may_change: !this.readOnly }),
       '/v1/context': () => ({ facts: this.facts }),
+      '/v1/rules': () => ({ rules: this.programRules }),
       '/v1/history': () => this.history(url.searchParams.get('resolution')),
       '/v1/history/apps': () => this.appHistory(url.searchParams.get('resolution'), url.searchParams.get('application')),
       '/v1/gains': () => this.gains(Number(url.searchParams.get('days'))),
@@ -535,6 +542,7 @@ class Mock {
       '/v1/config/preview': () => this.config.preview(sent),
       '/v1/config': () => this.apply(sent),
       '/v1/context': () => this.setFact(sent),
+      '/v1/rules': () => this.removeRule(sent),
       '/v1/config/undo': () => this.config.undo(),
       '/v1/join': () => this.join(sent),
       '/v1/leave': () => this.leave(sent),

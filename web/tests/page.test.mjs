@@ -521,6 +521,29 @@ describe('error handling', () => {
       assert.deepEqual(mock.posted.at(-1), ['/v1/context', { name: 'moving', value: null }]);
     }));
 
+  test('rules of programs are shown and removed', () =>
+    visit({ live: false }, async (page, mock) => {
+      await go(page, 'settings');
+      await page.getByText('No facts are known.').or(page.locator('[data-fact="battery"]')).first().waitFor();
+      assert.equal(await page.getByText('Rules of programs').isVisible(), false);
+      const entry = { ...mock.config.policy().apps[0], matches: 'port = 5004', prefer: ['wlan0'], unmet: null, when: null };
+      const reservation = { down_bps: 2_000_000, up_bps: null, link: 'wlan0', kept: true, reason: null };
+      mock.programRules = [
+        { name: 'call', process: 77, program: 'ffmpeg', remaining_ms: 65_000, entry, reservation },
+        { name: 'other', process: null, program: null, remaining_ms: 5_000, entry: { ...entry, unmet: 'wlan0 is down' }, reservation: { ...reservation, kept: false, link: null, reason: 'no link has so much' } },
+      ];
+      await page.reload();
+      await go(page, 'settings');
+      const call = page.locator('[data-rule="call"]');
+      await call.getByText('keeps 2.00 Mbit/s down free on wlan0').waitFor();
+      await call.getByText('call, from ffmpeg (number 77), for 1 min 5 s more').waitFor();
+      await page.locator('[data-rule="other"]').getByText('does not apply now: wlan0 is down').waitFor();
+      await page.locator('[data-rule="other"]').getByText('cannot keep 2.00 Mbit/s down free: no link has so much').waitFor();
+      await page.getByRole('button', { name: 'Remove rule call' }).click();
+      await call.waitFor({ state: 'detached' });
+      assert.deepEqual(mock.posted.at(-1), ['/v1/rules', { name: 'call', rule: null }]);
+    }));
+
   test('a read-only session cannot change anything', () =>
     visit({ live: false, readOnly: true, lan: ['br-lan'], expected: /403/ }, async (page, mock) => {
       await go(page, 'settings');
