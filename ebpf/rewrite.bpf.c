@@ -10,6 +10,9 @@
  */
 #include "late.h"
 
+/* Hops of a packet that passes this host, at most: more than any path has, and few in a loop. */
+#define MOST_HOPS 64
+
 /* What becomes of packets, by the addresses and ports that they have before. The daemon enters and removes them. */
 MAP(rewrites, BPF_MAP_TYPE_HASH, struct braid_forward_key, struct braid_rewrite, BRAID_MAX_REWRITES, BPF_F_NO_PREALLOC);
 
@@ -76,7 +79,7 @@ static __attribute__((noinline)) int rewrite(struct __sk_buff *skb, const struct
 	return entry->bare ? bpf_redirect(entry->device, 0) : bpf_redirect_neigh(entry->device, NULL, 0, 0);
 }
 
-/* Gives the packet one hop less, as a router does, so that a loop of hosts ends. Returns 0 on success. */
+/* Gives the packet one hop less, as a router does, and few hops at most, so that a loop of hosts ends soon. Returns 0 on success. */
 static __attribute__((noinline)) int lose_hop(struct __sk_buff *skb, __u32 family, __u32 network)
 {
 	__u16 word, fewer;
@@ -84,21 +87,24 @@ static __attribute__((noinline)) int lose_hop(struct __sk_buff *skb, __u32 famil
 
 	if (load(skb, family == 6 ? IPV6_HOPS : IPV4_HOPS, &hops, 1) || hops < 2)
 		return -1;
-	hops--;
+	hops = hops > MOST_HOPS ? MOST_HOPS : hops - 1;
 	if (family == 6)
 		return bpf_skb_store_bytes(skb, network + IPV6_HOPS, &hops, 1, BPF_F_RECOMPUTE_CSUM);
 	if (load(skb, IPV4_HOPS, &word, 2))
 		return -1;
-	fewer = bpf_htons(bpf_ntohs(word) - 0x100);
+	fewer = bpf_htons((__u16)hops << 8 | (bpf_ntohs(word) & 0xff));
 	if (bpf_l3_csum_replace(skb, network + IPV4_CHECK_AT, word, fewer, 2))
 		return -1;
 	return bpf_skb_store_bytes(skb, network + IPV4_HOPS, &hops, 1, 0);
 }
 
-/* Sends a packet between two other hosts on, each of which sees this host only. Such a flow began long ago, without this host. */
+/*
+ * Sends a packet between two other hosts on, each of which sees this host only. Such a flow began long ago, without this host. Options and extension headers may
+ * name other destinations.
+ */
 static __attribute__((noinline)) int pass(struct __sk_buff *skb, const struct packet *packet, struct braid_rewrite *entry)
 {
-	if (!may_arrive(skb, entry) || (packet->flags & TCP_SYN))
+	if (!may_arrive(skb, entry) || (packet->flags & TCP_SYN) || packet->transport != (packet->family == 6 ? IPV6_HEADER : IPV4_HEADER))
 		return TC_DROP;
 	entry->seen = bpf_ktime_get_coarse_ns();
 	if (!entry->device || lose_hop(skb, packet->family, network_offset(skb)))
@@ -291,6 +297,9 @@ int braid_rewrite_in(struct __sk_buff *skb)
 	/* A connection that has moved began long ago: this is another one. */
 	if (packet.key.protocol == IPPROTO_TCP && (packet.flags & TCP_SYN)) {
 		entry->refused |= BRAID_SYN;
+		/* A way that nothing has come by yet does not keep others from connecting. */
+		if (!entry->seen)
+			entry->device = 0;
 		return TC_NEXT;
 	}
 	entry->seen = bpf_ktime_get_coarse_ns();

@@ -371,6 +371,12 @@ impl Host {
         connections.filter_map(proven).collect()
     }
 
+    /// Address of the other end of a path.
+    pub fn remote(&self, bond: BondId, path: PathId) -> Option<IpAddr> {
+        let connections = self.sessions.get(&bond)?.connections.iter().filter_map(|id| self.conns.get(id));
+        connections.filter(|conn| conn.path == path).map(|conn| conn.remote.ip().to_canonical()).next()
+    }
+
     /// A bond, for use by the driver. The next [`Self::drive`] processes it.
     pub fn bond(&mut self, id: BondId) -> Option<&mut Bond> {
         let session = self.sessions.get_mut(&id)?;

@@ -818,7 +818,30 @@ fn check_passing(switch: &mut KernelSwitch, before: Pair, after: Pair, payload: 
     let frame = ethernet(&packet_of(before, Protocol::Tcp, payload));
     let expected = ethernet(&packet_of(after, Protocol::Tcp, payload));
     let passed = pass(entry, &with_hops(frame.clone(), 9))?;
-    prop_assert_eq!((passed.verdict, passed.mark, Frame(passed.frame)), (REDIRECT, MOVED_MARK, Frame(with_hops(expected, 8))));
+    prop_assert_eq!((passed.verdict, passed.mark, Frame(passed.frame)), (REDIRECT, MOVED_MARK, Frame(with_hops(expected.clone(), 8))));
+    for (hops, left) in [(64, 63), (65, 64), (255, 64)] {
+        let passed = pass(entry, &with_hops(frame.clone(), hops))?;
+        prop_assert_eq!((passed.verdict, Frame(passed.frame)), (REDIRECT, Frame(with_hops(expected.clone(), left))));
+    }
+    // An option of IPv4, or an extension header of IPv6, may name another destination.
+    let longer = match before[0].0 {
+        IpAddr::V4(_) => {
+            let mut longer = [&frame[..34], &[1, 1, 1, 1], &frame[34..]].concat();
+            longer[14] = 0x46;
+            let length = (longer.len() - 14) as u16;
+            longer[16..18].copy_from_slice(&length.to_be_bytes());
+            with_hops(longer, 9)
+        }
+        IpAddr::V6(_) => {
+            let mut longer = [&frame[..54], &[6, 0, 0, 0, 0, 0, 0, 0], &frame[54..]].concat();
+            // A routing header.
+            longer[20] = 43;
+            let length = (longer.len() - 54) as u16;
+            longer[18..20].copy_from_slice(&length.to_be_bytes());
+            with_hops(longer, 9)
+        }
+    };
+    prop_assert!(pass(entry, &longer)?.verdict != REDIRECT);
     for (entry, hops) in
         [(entry, 1), (entry, 0), (Rewrite { device: None, ..entry }, 9), (Rewrite { from: Some(LinkIndex(2)), ..entry }, 9)]
     {

@@ -196,6 +196,11 @@ impl Client {
         self.driver.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
     }
 
+    /// Address of the other end of a path.
+    pub fn remote(&self, path: PathId) -> Option<IpAddr> {
+        self.with_bond(|host, bond| host.remote(bond, path))
+    }
+
     /// Completes when an acknowledgement is overdue and nothing was received from the peer within the time that one should take, for example because
     /// its host is down. Never completes if the peer acknowledges what it is sent now. The bond itself waits longer before it gives up its last path
     /// than a program should wait that could use a direct connection instead.

@@ -397,14 +397,21 @@ async fn a_waypoint_lets_a_client_pass_from_its_own_addresses_to_destinations_th
     assert!(control.ask_to_pass(path(1), lease, MoveStep::Test, moved("203.0.113.10:80")).await.unwrap().blocked);
     // The number of flows is limited.
     let many = vec![passing("127.0.0.1:5000", "203.0.113.10:80", None); 256];
-    assert_eq!(control.ask_to_pass(path(0), lease, MoveStep::Move, many).await.unwrap().refused.len(), 1);
-    // Their ports are free once the control flow has ended.
-    drop(control);
+    assert_eq!(control.ask_to_pass(path(0), lease, MoveStep::Move, many.clone()).await.unwrap().refused.len(), 1);
+    // While the daemon may let them pass, their ports and places are taken, also after the control flow has ended.
+    let short = Duration::from_secs(1);
+    assert!(control.ask_to_pass(path(1), short, MoveStep::Move, moved("203.0.113.10:80")).await.unwrap().refused.is_empty());
     let begun = Instant::now();
+    drop(control);
+    let mut control = open_control(&client).await;
+    assert_eq!(control.ask_to_pass(path(0), lease, MoveStep::Move, many).await.unwrap().refused.len(), 256);
     while TcpListener::bind(near).await.is_err() {
         assert!(begun.elapsed() < TIMEOUT);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    assert!(begun.elapsed() > short);
+    // It moves no connection to the waypoint itself.
+    assert!(control.ask(path(0), Some(lease), MoveStep::Move, Vec::new()).await.is_err());
 }
 
 #[tokio::test]

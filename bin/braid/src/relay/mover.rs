@@ -77,7 +77,7 @@ fn rewrite(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>, step: M
         if begin.elapsed() > READY_TIMEOUT {
             let late = places(late);
             post(&late, None, false)?;
-            refused.extend(late.into_iter().map(|place| (place, "the server's Braid cannot change the flow's socket".to_owned())));
+            refused.extend(late.into_iter().map(|place| (place, "Braid there does not rewrite its packets in time".to_owned())));
             break places(ready);
         }
         thread::sleep(pause);

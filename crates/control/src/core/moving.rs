@@ -266,6 +266,12 @@ impl Move {
         }
     }
 
+    /// Flows of one order have one service, by whose port firewalls judge. A waypoint has another port for each.
+    fn service(&self, own: &Ends) -> SocketAddr {
+        let wire = self.way.wire.destination;
+        SocketAddr::new(wire.ip(), if self.way.waypoint.is_some() { own.destination.port() } else { wire.port() })
+    }
+
     /// What a recipient is asked, and the slot of the link that it must see. `None`: its sequence numbers are not known.
     fn ordered(&self, own: &Ends, recipient: &Recipient) -> Option<(Option<usize>, OrderedFlow)> {
         let far = self.way.waypoint.as_ref().map(|waypoint| waypoint.far);
@@ -560,7 +566,8 @@ impl<S: Steering> Core<S> {
         self.moving.asked.remove(&number);
         let Some(WayRequest { own, relay, slot, client, .. }) = self.moving.requests.remove(&number) else { return Ok(()) };
         let retransmissions = self.flows.iter().find(|living| Ends::of(&living.row) == own).map(|living| living.row.retransmissions);
-        let Some(retransmissions) = retransmissions else { return Ok(()) };
+        // It may have ended, or have begun to leave a dead link meanwhile.
+        let Some(retransmissions) = retransmissions.filter(|_| !self.moving.is_moving(&own)) else { return Ok(()) };
         let wire = Ends { source: client, destination: near, ..own };
         let mut done = self.relocate(now, &[MovedFlow::of_socket(own, wire)], false, LEASE);
         let refused =
@@ -815,6 +822,8 @@ impl<S: Steering> Core<S> {
         let is_due = |stage: &Stage| matches!(stage, Stage::Moved(at) if *at <= now);
         let prepares = self.moving.flows.values().any(|flow| matches!(flow.stage, Stage::Preparing(_)));
         let renews = self.moving.flows.values().any(|flow| is_due(&flow.stage));
+        // Flows whose renewal is due soon are asked for together.
+        let ahead = if renews { RENEWAL / 2 } else { Duration::ZERO };
         let active = if prepares { self.active_moves(now)? } else { BTreeMap::new() };
         let (mut living, mut sockets) = (BTreeMap::new(), BTreeMap::new());
         if renews {
@@ -835,7 +844,7 @@ impl<S: Steering> Core<S> {
                         (flow.numbers, flow.stage) = (Some(numbers), Stage::Asked(now + ANSWER));
                         let recipient = flow.recipient();
                         if let Some((slot, ordered)) = flow.ordered(own, &recipient) {
-                            ready.entry((flow.way.wire.destination, slot, recipient, false)).or_default().push(ordered);
+                            ready.entry((flow.service(own), slot, recipient, false)).or_default().push(ordered);
                         }
                     } else if until <= now {
                         failed.push((
@@ -849,7 +858,7 @@ impl<S: Steering> Core<S> {
                     failed.push((*own, "the other host does not answer".to_owned()))
                 }
                 Stage::Asked(_) | Stage::Testing { .. } => {}
-                Stage::Moved(at) if at > now => {}
+                Stage::Moved(at) if at > now + ahead => {}
                 Stage::Moved(_) => match (living.get(own), flow.numbers) {
                     // Its lease runs out while its last packets are under way.
                     (None, _) | (_, None) => drop(over.insert(*own)),
@@ -862,7 +871,7 @@ impl<S: Steering> Core<S> {
                         let waypoint = flow.way.waypoint.as_ref().map(|waypoint| Recipient::Waypoint(waypoint.relay.clone()));
                         let recipient = waypoint.unwrap_or(Recipient::Host(flow.host));
                         if let Some((slot, ordered)) = flow.ordered(own, &recipient) {
-                            ready.entry((flow.way.wire.destination, slot, recipient, true)).or_default().push(ordered);
+                            ready.entry((flow.service(own), slot, recipient, true)).or_default().push(ordered);
                         }
                         // The next time, if there is no answer.
                         flow.stage = Stage::Moved(now + RENEWAL);

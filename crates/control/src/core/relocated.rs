@@ -403,8 +403,11 @@ impl<S: Steering> Core<S> {
             let MovedFlow { own, wire, passes, .. } = flow;
             let known = next.get(own);
             let is_its = known.is_some_and(|entry| entry.arrivals().any(|of| of == *wire));
-            let is_foreign =
-                known.is_some_and(|entry| entry.passes != *passes) || *passes && (self.is_listed(own) || next.contains_key(wire));
+            // A way keeps its port towards the client as long as it lasts: with another one it is another client's, who got the port of a way that still lives.
+            let is_others = |entry: &Entry| entry.passes != *passes || *passes && entry.wire.source != wire.source;
+            let is_foreign = known.is_some_and(is_others)
+                || wire != own && next.contains_key(wire)
+                || *passes && (self.is_listed(own) || known.is_none() && arrivals.contains(own));
             let checked = match self.check_relocation(now, own, wire).and_then(|()| self.check_passage(flow)) {
                 Err(error) => Err(error),
                 Ok(()) if !named.insert(*own) => Err(RelocationError::Twice(own.source)),
@@ -519,7 +522,7 @@ impl<S: Steering> Core<S> {
             return;
         }
         let known = of(&mut self.flows.iter().map(|living| living.row.clone()));
-        let has_all = flows.iter().all(|flow| known.contains_key(&flow.own));
+        let has_all = flows.iter().all(|flow| flow.passes || known.contains_key(&flow.own));
         let rows = if has_all { known } else { self.steering.flows(now).map_or(known, |rows| of(&mut rows.into_iter())) };
         self.relocated.listed = Some((now, rows));
     }

@@ -591,6 +591,39 @@ fn a_flow_goes_home_if_its_waypoint_does_not_agree_any_more() {
 }
 
 #[test]
+fn flows_that_pass_a_waypoint_are_asked_for_together() {
+    let mut world = world();
+    world.core.set_waypoints(BTreeSet::from(["way".to_owned()]));
+    let flows: Vec<_> = (0..20).map(|_| flow(&mut world)).collect();
+    make_device(&mut world);
+    for (number, (id, _)) in flows.iter().enumerate() {
+        world.core.move_direct(world.now, &id.0.to_string(), Some("wlan0"), Some("way")).unwrap().unwrap();
+        let asked = only_order(&mut world);
+        let at = |port: usize| format!("198.51.100.10:{port}").parse().unwrap();
+        world.core.on_way(world.now, asked.number, at(40_000 + 2 * number), at(40_001 + 2 * number)).unwrap();
+        world.run(SECOND / 10);
+        make_device(&mut world);
+        world.run(SECOND / 10);
+        agree(&mut world);
+    }
+    while world.moves.is_empty() {
+        world.run(SECOND / 10);
+    }
+    let renewal = only_order(&mut world);
+    assert_eq!((&renewal.recipient, renewal.flows.len()), (&Recipient::Waypoint("way".to_owned()), 20));
+    answer(&mut world, &[renewal]);
+    world.run(SECOND / 100);
+    let renewal = only_order(&mut world);
+    assert_eq!((&renewal.recipient, renewal.flows.len()), (&Recipient::Host(SERVER), 20));
+    answer(&mut world, &[renewal]);
+    // The fake counts a flow on the link of its socket, so that half of them leave.
+    world.answering.insert(LinkIndex(1), false);
+    world.run(SECOND);
+    let behind = only_order(&mut world);
+    assert_eq!((behind.step, behind.flows.len()), (MoveStep::Accept, 10));
+}
+
+#[test]
 fn a_flow_goes_home_if_its_waypoint_falls_silent_and_not_if_only_segments_are_lost() {
     let mut world = world();
     let (id, ends, link) = passing(&mut world);

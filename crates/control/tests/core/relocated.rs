@@ -354,6 +354,10 @@ fn a_flow_between_other_hosts_passes_until_its_lease_ends() {
     ask(&mut world, CLIENTS[1], true);
     let moved = (ends(SERVER, FAR), pass([NEAR, CLIENTS[1]], 1));
     assert_eq!(world.core.steering().rewrites, BTreeMap::from([moved, up(CLIENTS[0]), up(CLIENTS[1])]), "late packets still pass");
+    // Another client that got its port towards the server does not get the flow.
+    let taken = MovedFlow { passes: true, ..flow([FAR, SERVER], ["10.0.1.2:40011", "192.0.2.99:6"]) };
+    assert!(world.core.rewrite(world.now, &request(&[taken], Some(SECOND), true)).is_err());
+    assert_eq!(world.core.steering().rewrites[&ends(SERVER, FAR)], moved.1);
     // Nobody else gets its ports.
     let other = MovedFlow { passes: true, ..flow(["10.0.2.2:40003", SERVER], [NEAR, CLIENTS[1]]) };
     assert!(world.core.rewrite(world.now, &request(&[other], Some(SECOND), true)).is_err());

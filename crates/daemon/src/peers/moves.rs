@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_bond::{PathId, PathState};
+use braid_bond::{PathId, PathState, PathView};
 use braid_control::core::{MAX_ORDER, MoveOrder, MoveStep, OrderedFlow, Recipient};
 use braid_transport::ControlFlow;
 use braid_transport::client::{Client, State};
@@ -89,9 +89,14 @@ async fn carry_out(
             order = orders.recv() => order?,
             () = control.ended() => return Some(()),
         };
-        let goes = |link: u8| order.slot.is_none_or(|slot| usize::from(link) == slot);
-        let good = client.paths().into_iter().find(|(_, path)| goes(path.link) && path.state == PathState::Good);
-        let Some((PathId(path), _)) = good else {
+        // A path of each family leads to a relay, and an address is proved by one of its own.
+        let is_v4 = order.flows.first().is_some_and(|flow| flow.via.is_ipv4());
+        let goes = |(id, path): &(PathId, PathView)| match order.slot {
+            Some(slot) => usize::from(path.link) == slot && client.remote(*id).is_some_and(|remote| remote.is_ipv4() == is_v4),
+            None => true,
+        };
+        let good = client.paths().into_iter().find(|path| path.1.state == PathState::Good && goes(path));
+        let Some((id @ PathId(path), _)) = good else {
             let over = if order.slot.is_some() { " over that link" } else { "" };
             answer(changes, order.number, Err(format!("no path to the other host{over} is good")));
             continue;
@@ -117,9 +122,13 @@ async fn carry_out(
         };
         match asked {
             Ok(MoveAnswer { passing, .. }) if order.flows.iter().all(|flow| flow.far.is_none()) && passing.len() == 1 => {
-                let passages = passing.into_values();
-                passages
-                    .for_each(|passage| drop(changes.send(Change::Passage { number: order.number, near: passage.near, far: passage.far })));
+                for passage in passing.into_values() {
+                    if client.remote(id) == Some(passage.near.ip()) {
+                        let _ = changes.send(Change::Passage { number: order.number, near: passage.near, far: passage.far });
+                    } else {
+                        answer(changes, order.number, Err(format!("a NAT translates the waypoint's address {}", passage.near.ip())));
+                    }
+                }
             }
             Ok(MoveAnswer { blocked: true, refused, .. }) => {
                 drop(changes.send(Change::MoveBlocked { number: order.number, reasons: refused }))

@@ -139,6 +139,7 @@ impl ControlServer {
                 tokio::pin!(reading);
                 loop {
                     self.note(bond, &mut known);
+                    passing.expire();
                     tokio::select! {
                         request = &mut reading => break request,
                         () = tokio::time::sleep(NOTE_INTERVAL) => {}
@@ -151,6 +152,10 @@ impl ControlServer {
             };
             let paths = self.note(bond, &mut known);
             let answer = match request {
+                // A waypoint's own connections are its operator's affair.
+                Request::Move(_) if self.0.passes => {
+                    return tracing::debug!(%bond, "a control flow has ended: this host is a waypoint only");
+                }
                 Request::Move(request) => {
                     let tunnel = self.0.tunnels.as_ref().and_then(|tunnels| tunnels.of(bond));
                     self.move_flows(&request, &paths, tunnel, &mut known).await

@@ -13,12 +13,12 @@ use braid_peer::destination::Policy;
 use socket2::{Domain, Socket, Type};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{ControlServer, FlowToMove, MAX_REASON};
+use super::{ControlServer, FlowToMove, MAX_LEASE, MAX_REASON};
 use crate::account::Account;
 use crate::control::{MAX_FLOWS, MoveAnswer, MoveStep, PassRequest, Passage, PassingFlow};
 
-/// The longest lease.
-const MAX_LEASE: Duration = Duration::from_secs(60);
+/// How much longer than asked for the daemon may let a flow pass: it rounds leases up to whole seconds.
+const MARGIN: Duration = Duration::from_secs(2);
 
 /// The flows of a control flow, by this host's address and port towards the other host.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub(super) struct Passing(BTreeMap<SocketAddr, Passed>);
 struct Passed {
     server: SocketAddr,
     near: SocketAddr,
-    /// When its lease ends.
+    /// When its lease ends at the latest. Its ports and places are taken until then.
     until: Instant,
     /// Hold the ports.
     _sockets: [Socket; 2],
@@ -45,11 +45,10 @@ impl ControlServer {
         policy: &Policy,
     ) -> MoveAnswer {
         let now = Instant::now();
-        passing.0.retain(|_, passed| passed.until > now);
         let mut answer = MoveAnswer { id: request.id, ..MoveAnswer::default() };
         let lease = Duration::from_millis(request.lease_ms).min(MAX_LEASE);
         let path = paths.iter().find(|path| path.path == PathId(request.path));
-        let (mut wanted, mut begun) = (Vec::new(), false);
+        let mut wanted: Vec<(usize, Passage, FlowToMove, bool)> = Vec::new();
         for (place, flow) in request.passing.iter().enumerate() {
             let found = match () {
                 () if request.passing.len() > MAX_FLOWS => Err("a request has too many flows".to_owned()),
@@ -59,13 +58,14 @@ impl ControlServer {
                     Err("this client has a limit of its rate or its monthly bytes here, which cannot be applied to packets that pass"
                         .to_owned())
                 }
-                () => check(flow, path, policy).and_then(|local| passing.take(flow, local, now + lease, || self.take_way(account))),
+                () => {
+                    check(flow, path, policy).and_then(|local| passing.take(flow, local, now + lease + MARGIN, || self.take_way(account)))
+                }
             };
             match found {
                 Ok((passage, is_new)) => {
-                    begun |= is_new;
                     let own = (passage.far, flow.server);
-                    wanted.push((place, passage, FlowToMove { own, wire: (passage.near, flow.client), numbers: None }));
+                    wanted.push((place, passage, FlowToMove { own, wire: (passage.near, flow.client), numbers: None }, is_new));
                 }
                 Err(reason) => drop(answer.refused.insert(place, reason)),
             }
@@ -73,22 +73,28 @@ impl ControlServer {
         if wanted.is_empty() {
             return answer;
         }
-        let flows = || wanted.iter().map(|(.., flow)| *flow).collect::<Vec<_>>();
+        let flows = || wanted.iter().map(|(_, _, flow, _)| *flow).collect::<Vec<_>>();
         // A new flow has only one way to the client.
-        let step = if begun { MoveStep::Move } else { request.step };
+        let step = if wanted.iter().any(|(.., is_new)| *is_new) { MoveStep::Move } else { request.step };
         if step == MoveStep::Test && !self.has_arrived(flows, lease).await {
             answer.blocked = true;
             return answer;
         }
         let done = self.rewrite(flows(), Some(lease), step).await;
-        for (number, (place, passage, _)) in wanted.into_iter().enumerate() {
+        // Others may have been served before.
+        let until = Instant::now() + lease + MARGIN;
+        for (number, (place, passage, _, is_new)) in wanted.into_iter().enumerate() {
+            if let Some(passed) = passing.0.get_mut(&passage.far) {
+                passed.until = until;
+            }
             let reason = match &done {
                 Ok(refused) => refused.get(&number),
                 Err(reason) => Some(reason),
             };
             match reason {
                 Some(reason) => {
-                    if begun {
+                    // Only if the daemon has said no, it does not pass.
+                    if is_new && done.is_ok() {
                         passing.0.remove(&passage.far);
                     }
                     answer.refused.insert(place, reason.chars().take(MAX_REASON).collect());
@@ -100,7 +106,29 @@ impl ControlServer {
     }
 }
 
+impl Drop for Passing {
+    /// The daemon lets flows pass until their leases end, even if nobody asks any more. So long nobody else may get their ports.
+    fn drop(&mut self) {
+        let mut left = std::mem::take(&mut self.0);
+        if left.is_empty() || tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        tokio::spawn(async move {
+            while let Some(next) = left.values().map(|passed| passed.until).min() {
+                tokio::time::sleep_until(next.into()).await;
+                left.retain(|_, passed| passed.until > Instant::now());
+            }
+        });
+    }
+}
+
 impl Passing {
+    /// Forgets flows whose leases have ended.
+    pub(super) fn expire(&mut self) {
+        let now = Instant::now();
+        self.0.retain(|_, passed| passed.until > now);
+    }
+
     /// The ports of a flow: those that it has, whose lease then ends at `until`, or new ones of the address `local`. Returns whether they are new.
     fn take(
         &mut self,
