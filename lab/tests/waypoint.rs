@@ -3,8 +3,9 @@
 mod support;
 
 use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
-use braid_lab::{Filter, Lab, LinkSpec};
+use braid_lab::{Filter, Lab, LinkSpec, nft};
 use braid_model::Protocol;
 use support::gateway::{FAR, traces};
 use support::moves::*;
@@ -12,6 +13,9 @@ use support::*;
 
 /// The waypoint's addresses.
 const WAYPOINT: [&str; 2] = FAR;
+
+/// How long a flow's lease lasts at least: it is for 30 s, and is renewed every 10 s.
+const LEASE: Duration = Duration::from_secs(20);
 
 /// A flow from the client to the server, and a waypoint at a third host, which the client has joined as "way".
 struct Flow<'a> {
@@ -144,6 +148,29 @@ fn a_flow_goes_home_when_its_waypoint_is_killed_and_loses_nothing() {
         flow.uses(flow.from, false);
         eventually("it is explained", || flow.explained().contains("cannot move"));
     }
+}
+
+#[test]
+fn a_flow_goes_home_when_its_waypoint_falls_silent_before_its_lease_ends() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_waypoint();
+    let mut flow = flow(&lab, 0, true);
+    flow.goes_to_the_waypoint();
+    flow.exchange(1000);
+    nft(
+        &lab,
+        "table inet silent { chain forward { type filter hook forward priority 0; drop; }
+            chain output { type filter hook output priority 0; oifname far0 drop; }
+        }",
+    )
+    .unwrap();
+    let begun = Instant::now();
+    flow.exchange(1000);
+    assert!(begun.elapsed() < LEASE, "{:?}", begun.elapsed());
+    let from = flow.from;
+    flow.uses(from, false);
 }
 
 #[test]
