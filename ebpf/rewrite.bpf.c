@@ -265,6 +265,14 @@ BRAID_INLINE _Bool is_refusal(const struct packet *packet)
 	return packet->key.protocol == IPPROTO_TCP && (packet->flags & (TCP_RST | TCP_ACK)) == TCP_RST;
 }
 
+/* Whether this is an address of a tunnel (decide/src/tunnel.rs), which no host has: what comes from there for no moved flow must not go elsewhere. */
+BRAID_INLINE _Bool is_of_tunnel(const __u32 *address)
+{
+	if (is_mapped(address))
+		return (address[3] & bpf_htonl(0xfc000000)) == bpf_htonl(0xf4000000);
+	return address[0] == bpf_htonl(0x01000000) && !address[1] && !address[2] && !(address[3] & bpf_htonl(0xfc000000));
+}
+
 SEC("classifier")
 int braid_rewrite_in(struct __sk_buff *skb)
 {
@@ -280,7 +288,7 @@ int braid_rewrite_in(struct __sk_buff *skb)
 		return rewrite_error(skb);
 	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
 	if (!entry || !entry->arrives)
-		return TC_NEXT;
+		return is_of_tunnel(packet.key.client) ? TC_DROP : TC_NEXT;
 	if (entry->passes)
 		return pass(skb, &packet, entry);
 	if (!entry->device) {

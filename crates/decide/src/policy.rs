@@ -104,6 +104,19 @@ impl Default for Policy {
     }
 }
 
+/// Whether Braid makes devices of this name, except the virtual interface, whose name the configuration sets.
+pub fn is_made(device: &str) -> bool {
+    let made = [
+        tables::PACKET_DEVICE,
+        tables::DEPARTURE_DEVICE,
+        tables::LATE_DEVICE,
+        outlet::DEVICE,
+        tunnel::CLIENT_DEVICE,
+        tunnel::SERVER_DEVICE,
+    ];
+    made.contains(&device)
+}
+
 impl Policy {
     /// Index of the first `[[app]]` entry whose conditions all hold.
     pub fn first_match(&self, subject: &Subject<'_>) -> Option<usize> {
@@ -146,15 +159,7 @@ impl Policy {
     /// A LAN device of the gateway never is, nor is a device that Braid made.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
         let own = self.virtual_device.as_ref().map(|own| own.name.as_str());
-        let made = [
-            tables::PACKET_DEVICE,
-            tables::DEPARTURE_DEVICE,
-            tables::LATE_DEVICE,
-            outlet::DEVICE,
-            tunnel::CLIENT_DEVICE,
-            tunnel::SERVER_DEVICE,
-        ];
-        if own == Some(device.name.as_str()) || made.contains(&device.name.as_str()) || self.forwarded_devices().contains(&device.name) {
+        if own == Some(device.name.as_str()) || is_made(&device.name) || self.forwarded_devices().contains(&device.name) {
             return false;
         }
         match device.kind {

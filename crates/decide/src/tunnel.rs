@@ -1,7 +1,7 @@
 //! The addresses of a tunnel: of moved flows whose packets go on inside a bond, because what is on their way drops or translates them.
 //!
 //! Packets have these addresses only between the rewriting program of a host and its end of the bond. No device and no route has them, so they come from ranges
-//! that no host has: 240.0.0.0/4 (RFC 1112, 4) and 100::/64 (RFC 6666).
+//! that no host has: of 240.0.0.0/4 (RFC 1112, 4) and of 100::/64 (RFC 6666).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,8 +13,9 @@ pub const CLIENT_DEVICE: &str = "braid-udp";
 pub const SERVER_DEVICE: &str = "braid-udp-relay";
 
 /// Number of different tunnels.
-const TUNNELS: u32 = 1 << 26;
-const NET4: u32 = 0xF000_0000;
+const TUNNELS: u32 = 1 << 25;
+/// 244.0.0.0/6. The virtual interface's twins are in 240.240.0.0/16.
+const NET4: u32 = 0xF400_0000;
 const NET6: u128 = 0x0100 << 112;
 
 /// The tunnel between a client and a server. The server numbers its tunnels.
@@ -31,7 +32,7 @@ pub enum End {
 }
 
 impl Tunnel {
-    /// The tunnel of this number, of which the last 26 bits count.
+    /// The tunnel of this number, of which the last 25 bits count.
     pub fn new(number: u32) -> Self {
         Self(number % TUNNELS)
     }
@@ -77,9 +78,20 @@ mod tests {
                 assert!(!address.is_multicast() && !address.is_unspecified() && !address.is_loopback());
             }
         }
-        assert_eq!(Tunnel::new(1).address(End::Server, Family::V4).to_string(), "240.0.0.3");
+        assert_eq!(Tunnel::new(1).address(End::Server, Family::V4).to_string(), "244.0.0.3");
         assert_eq!(Tunnel::new(1).address(End::Client, Family::V6).to_string(), "100::2");
-        for other in ["239.255.255.255", "248.0.0.0", "255.255.255.255", "10.0.0.1", "100:0:0:1::", "100::800:0", "ff::1", "::1"] {
+        for other in [
+            "239.255.255.255",
+            "240.240.0.1",
+            "243.255.255.255",
+            "248.0.0.0",
+            "255.255.255.255",
+            "10.0.0.1",
+            "100:0:0:1::",
+            "100::400:0",
+            "ff::1",
+            "::1",
+        ] {
             assert_eq!(Tunnel::of(other.parse().unwrap()), None, "{other}");
         }
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use braid_model::Time;
+use braid_decide::tunnel::{End, Tunnel};
+use braid_model::{Family, Time};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 const HOP_BY_HOP: u8 = 0;
@@ -140,6 +141,16 @@ fn ports(protocol: u8, transport: &[u8]) -> Result<u32, Invalid> {
         GRE if word(0)? >> 16 & 7 == 1 => Ok(word(4)? & 0xffff),
         _ => Ok(0),
     }
+}
+
+/// Source and destination port of a TCP segment from this end of a tunnel to the other one; `None`: the packet is none.
+pub fn tunnelled(tunnel: Tunnel, from: End, packet: &[u8]) -> Option<[u16; 2]> {
+    let packet = Packet::read(packet).ok()?;
+    let (family, to) = (Family::of(packet.source), if from == End::Client { End::Server } else { End::Client });
+    let ends = [from, to].map(|end| tunnel.address(end, family));
+    // Later fragments have no ports.
+    let is_segment = packet.protocol == TCP && packet.ports != 0 && ends == [packet.source, packet.destination];
+    is_segment.then_some([(packet.ports >> 16) as u16, packet.ports as u16])
 }
 
 /// How long a flow counts after its last packet: as long as the kernel's connection tracking keeps one of an unknown protocol, or of ICMP.
@@ -479,5 +490,36 @@ mod tests {
                 prop_assert_eq!(addresses(&bytes), Some((packet.source, packet.destination)));
             }
         }
+    }
+
+    #[test]
+    fn a_client_sends_only_segments_from_its_own_end_to_this_host() {
+        let packet = |source: [u8; 4], destination: [u8; 4], protocol: u8| {
+            let head = [0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, protocol, 0, 0];
+            [&head[..], &source, &destination, &[0, 5, 0, 80], &[0; 16]].concat()
+        };
+        let tunnel = Tunnel::new(1);
+        let [client, server, other] = [[244, 0, 0, 2], [244, 0, 0, 3], [244, 0, 0, 4]];
+        assert_eq!(tunnelled(tunnel, End::Client, &packet(client, server, 6)), Some([5, 80]));
+        assert_eq!(tunnelled(tunnel, End::Server, &packet(server, client, 6)), Some([5, 80]));
+        for (source, destination, protocol) in [
+            (client, server, 17),
+            (other, server, 6),
+            (client, other, 6),
+            (client, [244, 0, 0, 5], 6),
+            (server, client, 6),
+            ([10, 0, 0, 1], server, 6),
+            (client, [127, 0, 0, 1], 6),
+        ] {
+            assert_eq!(
+                tunnelled(tunnel, End::Client, &packet(source, destination, protocol)),
+                None,
+                "{source:?} {destination:?} {protocol}"
+            );
+        }
+        assert_eq!(tunnelled(tunnel, End::Client, &packet(client, server, 6)[..30]), None, "cut");
+        let mut options = packet(client, server, 6);
+        options[0] = 0x46;
+        assert_eq!(tunnelled(tunnel, End::Client, &options), None, "options");
     }
 }

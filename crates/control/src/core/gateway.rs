@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use braid_api::ClientStatus;
 use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
-use braid_decide::policy::{AppMatcher, AppRule, Client, LinkSelector, Subject};
-use braid_decide::tables::{DEPARTURE_DEVICE, PACKET_DEVICE};
+use braid_decide::policy::{AppMatcher, AppRule, Client, LinkSelector, Subject, is_made};
+use braid_decide::tables::PACKET_DEVICE;
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{Class, LinkFacts, LinkKind, PerDirection, Time};
 use ipnet::IpNet;
@@ -64,8 +64,7 @@ impl<S: Steering> Core<S> {
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(_, link)| (link.slot, &link.facts)).collect();
         // Also those that do not exist yet: strict rules then hold as soon as they appear.
         let forwarded = policy.forwarded_devices();
-        let is_end =
-            |device: &&LinkFacts| device.kind != LinkKind::Loopback && ![PACKET_DEVICE, DEPARTURE_DEVICE].contains(&device.name.as_str());
+        let is_end = |device: &&LinkFacts| device.kind != LinkKind::Loopback && !is_made(&device.name);
         let ends = self.network.interfaces.iter().filter(is_end).map(|device| device.mtu);
         // IPsec makes packets larger.
         let mtu = ends.chain(self.network.route_mtu).min().filter(|_| self.network.protected.is_empty());

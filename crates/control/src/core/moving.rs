@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use braid_api::Accepted;
 use braid_decide::detection::HostStatus;
-use braid_decide::tunnel::{End, Tunnel};
+use braid_decide::tunnel::{CLIENT_DEVICE, End, Tunnel};
 use braid_model::key::PublicKey;
 use braid_model::{Family, Protocol, SequenceNumbers, Time};
 
@@ -39,8 +39,9 @@ const TEST_INTERVAL: Duration = Duration::from_millis(250);
 const REPEATED: usize = 8;
 /// How long packets of the other host may take to arrive after it began to send.
 const TEST: Duration = Duration::from_secs(1);
-/// How long it is known that a way drops packets.
+/// How long it is known at first that a way drops packets. The time doubles with each test of it that fails, up to the longest.
 const BLOCKED_FOR: Duration = Duration::from_secs(30);
+const BLOCKED_LONGEST: Duration = Duration::from_secs(15 * 60);
 /// Why a flow does not use such a way.
 const BLOCKED: &str = "a firewall or NAT on the way over that link drops packets of connections whose start it did not see";
 /// A flow that could not move is tried again after this time, which doubles up to the longest one.
@@ -119,9 +120,11 @@ pub(super) struct Moving {
     requests: BTreeMap<u64, WayRequest>,
     /// Flows that could not move.
     refused: BTreeMap<Ends, Refusal>,
-    /// Ways that drop packets of connections whose start they did not see, and until when that is remembered: from an address of this machine, and so for one
-    /// network, to a service, since firewalls judge by the port of the service too.
-    blocked: BTreeMap<(IpAddr, SocketAddr), Time>,
+    /// Ways that drop packets of connections whose start they did not see: from an address of this machine, and so for one network, to a service, since firewalls
+    /// judge by the port of the service too.
+    blocked: BTreeMap<(IpAddr, SocketAddr), Blocked>,
+    /// Flows look for another way at once, because theirs has turned out to be blocked.
+    leave: bool,
     /// Orders without answer: their flows, in their order, and who was asked.
     asked: BTreeMap<u64, (Vec<Ends>, Recipient)>,
     last: u64,
@@ -135,6 +138,21 @@ struct Refusal {
     /// When it may be tried again, and the pause before that.
     until: Time,
     pause: Duration,
+}
+
+/// A way that drops packets.
+#[derive(Debug, Clone, Copy)]
+struct Blocked {
+    /// When that was last seen.
+    at: Time,
+    /// How long nobody tries again. For as long again, one flow tries for all.
+    pause: Duration,
+}
+
+impl Blocked {
+    fn is_over(&self, now: Time) -> bool {
+        self.at + self.pause <= now
+    }
 }
 
 /// A relay that was asked to let a flow pass.
@@ -163,6 +181,13 @@ struct Way {
     slot: Option<usize>,
     wire: Ends,
     waypoint: Option<Waypoint>,
+}
+
+impl Way {
+    /// From an address of this machine to a service, by which firewalls judge.
+    fn service(&self) -> (IpAddr, SocketAddr) {
+        (self.wire.source.ip(), self.wire.destination)
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -249,11 +274,6 @@ impl Moving {
     /// Whether the flow is on its way.
     fn is_moving(&self, own: &Ends) -> bool {
         self.flows.get(own).is_some_and(|flow| !matches!(flow.stage, Stage::Moved(_)))
-    }
-
-    /// Whether it is known that packets from this address to the service do not pass.
-    fn is_blocked(&self, from: IpAddr, service: SocketAddr) -> bool {
-        self.blocked.contains_key(&(from, service))
     }
 }
 
@@ -429,7 +449,7 @@ impl<S: Steering> Core<S> {
 
     /// Begins to move flows. Returns why flows stay, in the same order.
     fn begin_moves(&mut self, now: Time, wanted: &[(FlowRow, Goal)], by_hand: bool) -> Vec<Result<(), String>> {
-        let plans: Vec<Result<Plan, String>> = wanted.iter().map(|(row, to)| self.plan_move(row, *to)).collect();
+        let plans: Vec<Result<Plan, String>> = wanted.iter().map(|(row, to)| self.plan_move(now, row, *to)).collect();
         let mut results: Vec<Result<(), String>> = plans.iter().map(|plan| plan.as_ref().map(|_| ()).map_err(Clone::clone)).collect();
         let home: Vec<Ends> =
             wanted.iter().zip(&plans).filter(|(_, plan)| **plan == Ok(Plan::GoHome)).map(|((row, _), _)| Ends::of(row)).collect();
@@ -479,7 +499,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Checks whether a flow can move.
-    fn plan_move(&self, row: &FlowRow, to: Goal) -> Result<Plan, String> {
+    fn plan_move(&self, now: Time, row: &FlowRow, to: Goal) -> Result<Plan, String> {
         if !can_move(row) {
             return Err("only established TCP connections of this machine's programs can move".to_owned());
         }
@@ -516,8 +536,13 @@ impl<S: Steering> Core<S> {
                 ..own
             };
             let is_there = known.is_some_and(|known| known.way.slot.is_none() && known.way.wire.source.ip() == source);
+            let device = self.network.interfaces.iter().find(|device| device.name == CLIENT_DEVICE);
+            let rule = self.rule_of(now, &RedirectedFlow::of(row));
             return match waypoint {
                 Some(waypoint) => Err(format!("it passes the waypoint {}", waypoint.relay)),
+                None if device.is_some_and(|device| !self.allows(rule, device)) => {
+                    Err("its rule names links, and the bond to its host, in which it could go on, uses all".to_owned())
+                }
                 None => Ok(if is_there { Plan::Stay } else { Plan::Move(wire, None) }),
             };
         };
@@ -531,8 +556,8 @@ impl<S: Steering> Core<S> {
         if known.is_some_and(is_there) {
             return Ok(Plan::Stay);
         }
-        let destination = known.filter(|_| waypoint.is_some()).map_or(own.destination, |known| known.way.wire.destination);
-        if self.moving.is_blocked(address, destination) {
+        let destination = destination(known, &own);
+        if self.moving.blocked.get(&(address, destination)).is_some_and(|blocked| blocked.at + BLOCKED_FOR > now) {
             return Err(format!("{BLOCKED}, as a test has shown less than {} s ago", BLOCKED_FOR.as_secs()));
         }
         Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), destination, ..own }, Some(slot)))
@@ -540,7 +565,7 @@ impl<S: Steering> Core<S> {
 
     /// Asks a relay to let a flow pass, over the link in this slot, or over the widest one that the flow's rule admits.
     fn request_way(&mut self, now: Time, row: &FlowRow, slot: Option<usize>, relay: &str) -> Result<(), String> {
-        self.plan_move(row, Goal::Home)?;
+        self.plan_move(now, row, Goal::Home)?;
         let own = Ends::of(row);
         if !self.moving.waypoints.contains(relay) {
             return Err(format!(
@@ -629,12 +654,13 @@ impl<S: Steering> Core<S> {
 
     /// The other host's answer: why flows were refused, by their places in the order; or why there is none.
     pub fn on_move_answer(&mut self, now: Time, number: u64, answer: Result<BTreeMap<usize, String>, String>) -> Result<(), SteeringError> {
-        let Some((flows, recipient)) = self.moving.asked.remove(&number) else { return Ok(()) };
+        let asked = self.moving.asked.remove(&number);
         if let Some(request) = self.moving.requests.remove(&number) {
             let reason = answer.map_or_else(|reason| reason, |refused| refused.into_values().next().unwrap_or_default());
             self.moving.refuse(now, request.own, quoted(&format!("the waypoint {}", request.relay), &reason));
             return Ok(());
         }
+        let Some((flows, recipient)) = asked else { return Ok(()) };
         let (mut renewed, mut failed) = (Vec::new(), Vec::new());
         let mut next: BTreeMap<(Recipient, Option<usize>, MoveStep), Vec<OrderedFlow>> = BTreeMap::new();
         for (place, own) in flows.iter().enumerate() {
@@ -688,6 +714,9 @@ impl<S: Steering> Core<S> {
     /// Processes the answer of a host that got no segment of the test of this order, or sees that a NAT translates the way. It has moved none of the flows, and
     /// may say why, by their places.
     pub fn on_move_blocked(&mut self, now: Time, number: u64, mut reasons: BTreeMap<usize, String>) -> Result<(), SteeringError> {
+        if self.moving.requests.contains_key(&number) {
+            return self.on_move_answer(now, number, Err(BLOCKED.to_owned()));
+        }
         let flows = self.moving.asked.remove(&number).map(|(flows, _)| flows).unwrap_or_default();
         let is_its = |own: &Ends| self.moving.flows.get(own).is_some_and(|known| known.order == number);
         let blocked = flows.into_iter().enumerate().filter(|(_, own)| is_its(own));
@@ -702,15 +731,25 @@ impl<S: Steering> Core<S> {
         if flows.is_empty() {
             return Ok(());
         }
-        for known in flows.iter().filter_map(|(own, _)| self.moving.flows.get(own)) {
-            self.moving.blocked.insert((known.way.wire.source.ip(), known.way.wire.destination), now + BLOCKED_FOR);
+        // Of a tunnel nothing is known afterwards: a host that refuses it is asked again after a pause.
+        let of_link = |own: &Ends| self.moving.flows.get(own).map(|known| &known.way).filter(|way| way.slot.is_some()).map(Way::service);
+        let ways: BTreeMap<Ends, _> = flows.iter().filter_map(|(own, _)| Some((*own, of_link(own)?))).collect();
+        for service in ways.values() {
+            let known = self.moving.blocked.get(service).copied();
+            if known.is_none_or(|known| known.is_over(now)) {
+                let pause = known.map_or(BLOCKED_FOR, |known| (known.pause * 2).min(BLOCKED_LONGEST));
+                self.moving.blocked.insert(*service, Blocked { at: now, pause });
+            }
         }
-        let blocked: Vec<Ends> = flows.iter().map(|(own, _)| *own).collect();
         let done = self.give_up(now, flows);
-        for own in blocked {
-            self.moving.refused.entry(own).and_modify(|refusal| refusal.until = now);
+        for own in ways.keys() {
+            self.moving.refused.entry(*own).and_modify(|refusal| refusal.until = now);
         }
-        self.find_moves(now);
+        // The next step finds other ways, for all flows whose answers have arrived by then.
+        self.moving.leave |= !ways.is_empty();
+        if self.moving.leave {
+            self.moving.due = Some(now);
+        }
         done
     }
 
@@ -727,6 +766,11 @@ impl<S: Steering> Core<S> {
                 (None, Some(known)) => {
                     arrived |= !matches!(known.stage, Stage::Moved(_));
                     (known.stage, known.before) = (Stage::Moved(now + RENEWAL), None);
+                    let service = known.way.service();
+                    if self.moving.blocked.remove(&service).is_some() {
+                        let waiting = self.moving.refused.iter_mut().filter(|(own, _)| own.destination == service.1);
+                        waiting.for_each(|(_, refusal)| refusal.until = now);
+                    }
                     self.moving.refused.remove(&flow.own);
                 }
                 (None, None) => {}
@@ -899,9 +943,15 @@ impl<S: Steering> Core<S> {
             Stage::Asked(at) | Stage::Moved(at) => at,
         };
         let requests = self.moving.requests.values().map(|request| request.until);
-        self.moving.due = self.moving.flows.values().map(next).chain(requests).min();
+        let leave = self.moving.leave.then_some(now);
+        self.moving.due = self.moving.flows.values().map(next).chain(requests).chain(leave).min();
         done
     }
+}
+
+/// Where a flow's packets go on a link: to its host, or to its waypoint.
+fn destination(known: Option<&Move>, own: &Ends) -> SocketAddr {
+    known.filter(|known| known.way.waypoint.is_some()).map_or(own.destination, |known| known.way.wire.destination)
 }
 
 /// What another host says.

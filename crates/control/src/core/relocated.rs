@@ -9,7 +9,7 @@ use std::time::Duration;
 use braid_api::{FlowEnds, RewriteRequest, RewriteState, Rewritten};
 use braid_decide::policy::AppRule;
 use braid_decide::tables::{self, DEPARTURE_DEVICE, LATE_DEVICE, PACKET_DEVICE};
-use braid_decide::tunnel;
+use braid_decide::tunnel::{self, Tunnel};
 use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, SequenceNumbers, Time};
 
 use super::Core;
@@ -559,9 +559,14 @@ impl<S: Steering> Core<S> {
             return Err(RelocationError::Families(own.source.ip(), other.ip()));
         }
         let kept = self.relocated.device.as_ref().is_some_and(|device| device.addresses.contains(&own.source.ip()));
+        let in_tunnel = match [wire.source, wire.destination].map(|end| Tunnel::of(end.ip())) {
+            [None, None] => false,
+            [Some((one, from)), Some((other, to))] if one == other && from != to => true,
+            _ => return Err(RelocationError::Unusable(wire.destination.ip())),
+        };
         // A link that goes down loses its address before its flows have moved.
-        for (source, kept) in [(own.source, kept || row.is_some()), (wire.source, false)] {
-            if !kept && !self.has_address(source.ip()) && tunnel::device(source.ip()).is_none() {
+        for (source, kept) in [(own.source, kept || row.is_some()), (wire.source, in_tunnel)] {
+            if !kept && !self.has_address(source.ip()) {
                 return Err(RelocationError::Foreign(source.ip()));
             }
         }
@@ -573,7 +578,7 @@ impl<S: Steering> Core<S> {
         }
         let way = self.way_of(wire).and_then(|way| self.network.interface(way.device));
         let device = way.ok_or(RelocationError::NoWay(wire.destination.ip()))?;
-        if device.mac.is_none() && tunnel::device(wire.source.ip()).is_none() {
+        if device.mac.is_none() && !in_tunnel {
             return Err(RelocationError::Raw(device.name.clone()));
         }
         // The rule that holds in the present context, as for a flow that Braid itself moves.
@@ -615,7 +620,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether a rule allows this device.
-    fn allows(&self, rule: Option<&AppRule>, device: &LinkFacts) -> bool {
+    pub(super) fn allows(&self, rule: Option<&AppRule>, device: &LinkFacts) -> bool {
         let Some(rule) = rule else { return true };
         let links: Vec<_> = self.links.iter().map(|(_, link)| (link.slot, &link.facts)).collect();
         allowed_links(rule, &links).is_none_or(|allowed| allowed.contains(&device.name))
@@ -627,12 +632,12 @@ impl<S: Steering> Core<S> {
         devices.any(|device| device.addresses.iter().any(|net| net.addr() == address))
     }
 
-    /// The device over which packets with these ends leave: that of tunnels if it is an address of one, the link that has the source address, or the device on whose network the destination is, or the
+    /// The device over which packets with these ends leave: that of tunnels if it is an address of one, and else the link that has the source address, or the device on whose network the destination is, or the
     /// link that the system prefers.
     fn way_of(&self, wire: &Ends) -> Option<Way> {
         let (source, destination) = (wire.source.ip(), wire.destination.ip());
         if let Some(name) = tunnel::device(source) {
-            let device = self.network.interfaces.iter().find(|device| device.name == name)?;
+            let device = self.network.interfaces.iter().find(|device| device.name == name && device.carrier)?;
             return Some(Way { device: device.index, mark: 0, own: true, bare: true });
         }
         if !self.has_address(source) {

@@ -378,7 +378,7 @@ fn a_flow_of_a_dead_link_goes_on_in_udp_where_the_other_link_drops_it_and_goes_h
         let taken = orders(&mut world);
         let [home, inside] = &taken[..] else { panic!("{taken:?}") };
         assert_eq!((home.lease, inside.step, inside.slot), (None, MoveStep::Accept, None));
-        assert_eq!(inside.flows[0].via.ip().to_string(), "240.0.0.2");
+        assert_eq!(inside.flows[0].via.ip().to_string(), "244.0.0.2");
         answer(&mut world, &taken);
         world.run(SECOND / 100);
         let renewal = only_order(&mut world);
@@ -387,7 +387,7 @@ fn a_flow_of_a_dead_link_goes_on_in_udp_where_the_other_link_drops_it_and_goes_h
         let leaves = world.core.steering().rewrites[&ends];
         assert_eq!(
             (leaves.device, leaves.bare, leaves.destination.ip().to_string()),
-            (Some(LinkIndex(TUNNEL_DEVICE)), true, "240.0.0.3".to_owned())
+            (Some(LinkIndex(TUNNEL_DEVICE)), true, "244.0.0.3".to_owned())
         );
         assert!(
             world
@@ -425,6 +425,35 @@ fn a_flow_of_a_dead_link_goes_on_in_udp_where_the_other_link_drops_it_and_goes_h
 }
 
 #[test]
+fn a_host_that_calls_its_tunnel_blocked_is_not_asked_at_once_again() {
+    let mut world = world();
+    open_tunnel(&mut world, 1);
+    let (_, ends) = blocked(&mut world, &BTreeMap::new());
+    let begin = world.now;
+    let mut count = 0;
+    while world.now < begin + SECOND * 20 {
+        for order in orders(&mut world).into_iter().filter(|order| order.lease.is_some()) {
+            count += 1;
+            world.core.on_move_blocked(world.now, order.number, BTreeMap::new()).unwrap();
+        }
+        world.run(SECOND / 20);
+    }
+    assert!((3..15).contains(&count), "{count}");
+    assert_eq!(device(&mut world, &ends), None);
+    // Nor does a relay's answer to a request for a way stay for ever.
+    world.core.set_waypoints(BTreeSet::from(["way".to_owned()]));
+    world.answering.insert(LinkIndex(own_link(&ends)), true);
+    world.run(SECOND * 5);
+    orders(&mut world);
+    world.core.move_direct(world.now, "test", None, Some("way")).unwrap().unwrap();
+    let asked = only_order(&mut world);
+    world.core.on_move_blocked(world.now, asked.number, BTreeMap::new()).unwrap();
+    world.run(SECOND * 30);
+    orders(&mut world);
+    world.core.move_direct(world.now, "test", None, Some("way")).unwrap().unwrap();
+}
+
+#[test]
 fn flows_enter_no_tunnel_that_is_gone_or_that_their_rule_excludes() {
     // A tunnel uses all links.
     let matcher = AppMatcher { name: Some("test".into()), ..AppMatcher::default() };
@@ -438,7 +467,7 @@ fn flows_enter_no_tunnel_that_is_gone_or_that_their_rule_excludes() {
         assert!(orders(&mut world).iter().all(|order| order.lease.is_none()));
         assert_eq!(device(&mut world, &ends), None);
         let explained = explanation(&mut world, id);
-        assert!(explained.contains(if is_ruled { "does not allow the link" } else { "takes no packets over its bond" }), "{explained}");
+        assert!(explained.contains(if is_ruled { "its rule names links" } else { "takes no packets over its bond" }), "{explained}");
     }
     // Another tunnel leads to the same host.
     let mut world = world();
@@ -452,7 +481,7 @@ fn flows_enter_no_tunnel_that_is_gone_or_that_their_rule_excludes() {
     assert_eq!(device(&mut world, &ends), Some(TUNNEL_DEVICE));
     world.core.set_tunnel(world.now, SERVER, None).unwrap();
     open_tunnel(&mut world, 2);
-    while !world.moves.iter().any(|order| order.flows[0].via.ip().to_string() == "240.0.0.4") {
+    while !world.moves.iter().any(|order| order.flows[0].via.ip().to_string() == "244.0.0.4") {
         world.run(SECOND / 10);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use braid_decide::tunnel::{CLIENT_DEVICE, End, Tunnel};
 use braid_model::Family;
-use braid_peer::packet::{PacketAddresses, addresses};
+use braid_peer::packet::{PacketAddresses, addresses, tunnelled};
 use braid_platform::linux::tun::{Tun, TunError};
 use braid_transport::client::Client;
 use braid_transport::{FromRelay, PACKET_MTU, PacketFlow};
@@ -75,22 +75,25 @@ impl Tunnels {
         }
         let _opened = Opened { tunnels: self, tunnel, host, changes };
         let _ = changes.send(Change::Tunnel { host, tunnel: Some(tunnel) });
-        // Until the flow or its bond ends.
-        while let Ok(received) = flow.receive().await {
-            if let FromRelay::Packet(packet) = received
-                && addresses(&packet).is_some_and(|(source, _)| Tunnel::of(source) == Some((tunnel, End::Server)))
-            {
-                // Errors: the device's queue is full. The packet is lost.
-                let _ = device.send(&packet);
+        let mut look = tokio::time::interval(RETRY_AFTER);
+        // Until the flow or its bond ends, or somebody removes the device.
+        loop {
+            tokio::select! {
+                received = flow.receive() => match received {
+                    // Errors: the device's queue is full, or it is turned off. The packet is lost.
+                    Ok(FromRelay::Packet(packet)) if tunnelled(tunnel, End::Server, &packet).is_some() => drop(device.send(&packet)),
+                    Ok(_) => {}
+                    Err(_) => return Ok(()),
+                },
+                _ = look.tick() => if !device.exists() { return Err(format!("the device {CLIENT_DEVICE} was removed")) },
             }
         }
-        Ok(())
     }
 
     /// The device, which exists as long as a tunnel has it.
     fn device(&self) -> Result<Arc<Tun>, TunError> {
         let mut ends = self.ends();
-        if let Some(device) = ends.device.upgrade() {
+        if let Some(device) = ends.device.upgrade().filter(|device| device.exists()) {
             return Ok(device);
         }
         let device = Arc::new(Tun::make(CLIENT_DEVICE)?);
@@ -124,10 +127,8 @@ async fn send(device: Weak<Tun>, tunnels: Tunnels) {
                     flow.send(packet);
                 }
             }
-            Ok(Err(error)) => {
-                tracing::warn!("the device {CLIENT_DEVICE} cannot be read: {error}");
-                tokio::time::sleep(RETRY_AFTER).await;
-            }
+            // It was removed. The tunnels notice that, too, and make another.
+            Ok(Err(error)) => return tracing::warn!("the device {CLIENT_DEVICE} cannot be read: {error}"),
             Err(_) => {}
         }
     }
@@ -147,8 +148,8 @@ mod tests {
     #[test]
     fn a_server_cannot_choose_other_addresses_than_those_of_a_tunnel() {
         let given = |v4: &str, v6: &str| PacketAddresses { v4: Some(v4.parse().unwrap()), v6: Some(v6.parse().unwrap()) };
-        assert_eq!(tunnel_of(given("240.0.0.2", "100::2")), Some(Tunnel::new(1)));
-        for (v4, v6) in [("240.0.0.3", "100::3"), ("240.0.0.2", "100::4"), ("10.0.0.2", "100::2"), ("240.0.0.2", "fd00::2")] {
+        assert_eq!(tunnel_of(given("244.0.0.2", "100::2")), Some(Tunnel::new(1)));
+        for (v4, v6) in [("244.0.0.3", "100::3"), ("244.0.0.2", "100::4"), ("10.0.0.2", "100::2"), ("244.0.0.2", "fd00::2")] {
             assert_eq!(tunnel_of(given(v4, v6)), None, "{v4} {v6}");
         }
         assert_eq!(tunnel_of(PacketAddresses::default()), None);

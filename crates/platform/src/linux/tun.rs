@@ -81,6 +81,11 @@ impl Tun {
         if has.is_empty() { outcome.map(|()| has) } else { Ok(has) }
     }
 
+    /// Whether there is a device of its name: somebody may have removed it.
+    pub fn exists(&self) -> bool {
+        tun::index(&self.name).is_ok()
+    }
+
     /// The next packet that the system sends over the device, from its IP header on: its length in bytes. Cancel safe.
     ///
     /// # Errors

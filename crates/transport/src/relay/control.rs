@@ -263,7 +263,13 @@ impl ControlServer {
             };
             match (reason, until) {
                 (Some(reason), _) => drop(refused.insert(place, reason.chars().take(MAX_REASON).collect())),
-                (None, Some(until)) => drop(known.moved.insert(ends, until)),
+                (None, Some(until)) => {
+                    known.moved.insert(ends, until);
+                    let via = request.flows[place].via;
+                    if let Some(tunnels) = self.0.tunnels.as_ref().filter(|_| Tunnel::of(via.ip()).is_some()) {
+                        tunnels.allow(via, ends.1.port(), until);
+                    }
+                }
                 (None, None) => drop(known.moved.remove(&ends)),
             }
         }
@@ -362,9 +368,9 @@ mod tests {
         assert!(check(&via("192.168.1.2:7"), Some(&path), proven).unwrap_err().to_string().contains("NAT"));
         assert_eq!(check(&flow("10.0.0.1:0"), Some(&path), proven).unwrap_err(), Unproved::Port);
         // The tunnel of this bond has the number 1.
-        let inside = check(&via("240.0.0.2:7"), Some(&path), proven).unwrap();
-        assert_eq!(inside.wire, ("240.0.0.3:80".parse().unwrap(), "240.0.0.2:7".parse().unwrap()));
-        for other in ["240.0.0.3:7", "240.0.0.4:7", "[100::4]:7"] {
+        let inside = check(&via("244.0.0.2:7"), Some(&path), proven).unwrap();
+        assert_eq!(inside.wire, ("244.0.0.3:80".parse().unwrap(), "244.0.0.2:7".parse().unwrap()));
+        for other in ["244.0.0.3:7", "244.0.0.4:7", "[100::4]:7"] {
             assert_eq!(check(&via(other), Some(&path), proven).unwrap_err(), Unproved::Tunnel, "{other}");
         }
     }

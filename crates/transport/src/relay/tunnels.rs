@@ -1,16 +1,18 @@
 //! Tunnels: packets of moved flows between clients and this host that go on inside their bonds, because what is on their way drops or translates them.
 //!
 //! This host's daemon rewrites them: what leaves for a tunnel comes over the device here, and what a client sends is handed to the device. A client can only
-//! send segments from its own end of its tunnel to this host's end, for which the daemon has entries while a flow is moved there.
+//! send segments of its moved flows, from its own end of its tunnel to this host's end.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use braid_bond::{BondId, codes};
 use braid_decide::tunnel::{End, SERVER_DEVICE, Tunnel};
 use braid_model::Family;
 use braid_peer::limits::Direction;
-use braid_peer::packet::{Packet, PacketAddresses};
+use braid_peer::packet::{PacketAddresses, tunnelled};
 use braid_platform::linux::tun::{Tun, TunError};
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -50,6 +52,8 @@ struct Open {
     receivers: Receivers,
     /// Number of the last tunnel.
     last: u32,
+    /// The flows in tunnels, by the client's address and port and by this host's port, and when their leases end.
+    flows: BTreeMap<(SocketAddr, u16), Instant>,
 }
 
 /// A bond's tunnel, until it is dropped.
@@ -97,7 +101,7 @@ impl Tunnels {
                 }
                 match Message::decode(message) {
                     // Errors: the device's queue is full, or its administrator turned it off. The packet is lost.
-                    Some(Message::Packet(packet)) if is_inside(place.tunnel, &packet) => drop(self.0.device.send(&packet)),
+                    Some(Message::Packet(packet)) if self.takes(place.tunnel, &packet) => drop(self.0.device.send(&packet)),
                     Some(Message::Ask) => drop(flow.send(Message::Addresses(addresses(place.tunnel)).encode())),
                     _ => {}
                 }
@@ -115,6 +119,21 @@ impl Tunnels {
             () = up => {}
             () = down => {}
         }
+    }
+
+    /// Takes the segments of a flow until its lease ends.
+    pub(super) fn allow(&self, client: SocketAddr, port: u16, until: Instant) {
+        let (mut open, now) = (self.open(), Instant::now());
+        open.flows.retain(|_, until| *until > now);
+        open.flows.insert((client, port), until);
+    }
+
+    /// Whether a packet of a tunnel's client is a segment of a flow that has moved there.
+    fn takes(&self, tunnel: Tunnel, packet: &[u8]) -> bool {
+        let Some([from, to]) = tunnelled(tunnel, End::Client, packet) else { return false };
+        let family = if packet[0] >> 4 == 4 { Family::V4 } else { Family::V6 };
+        let client = SocketAddr::new(tunnel.address(End::Client, family), from);
+        self.open().flows.get(&(client, to)).is_some_and(|until| *until > Instant::now())
     }
 
     fn take(&self, bond: BondId) -> Option<(Place<'_>, mpsc::Receiver<Bytes>)> {
@@ -142,43 +161,6 @@ impl Tunnels {
 /// The addresses of the client's end.
 fn addresses(tunnel: Tunnel) -> PacketAddresses {
     let of = |family| tunnel.address(End::Client, family);
-    let (std::net::IpAddr::V4(v4), std::net::IpAddr::V6(v6)) = (of(Family::V4), of(Family::V6)) else { return PacketAddresses::default() };
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (of(Family::V4), of(Family::V6)) else { return PacketAddresses::default() };
     PacketAddresses { v4: Some(v4), v6: Some(v6) }
-}
-
-/// Whether this is a TCP segment from the client's end of the tunnel to this host's.
-fn is_inside(tunnel: Tunnel, packet: &[u8]) -> bool {
-    let Ok(packet) = Packet::read(packet) else { return false };
-    let family = Family::of(packet.source);
-    let [client, server] = [End::Client, End::Server].map(|end| tunnel.address(end, family));
-    i32::from(packet.protocol) == libc::IPPROTO_TCP && packet.source == client && packet.destination == server
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn packet(source: [u8; 4], destination: [u8; 4], protocol: u8) -> Vec<u8> {
-        let head = [0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, protocol, 0, 0];
-        [&head[..], &source, &destination, &[0; 20]].concat()
-    }
-
-    #[test]
-    fn a_client_sends_only_segments_from_its_own_end_to_this_host() {
-        let tunnel = Tunnel::new(1);
-        let [client, server, other] = [[240, 0, 0, 2], [240, 0, 0, 3], [240, 0, 0, 4]];
-        assert!(is_inside(tunnel, &packet(client, server, 6)));
-        for (source, destination, protocol) in [
-            (client, server, 17),
-            (other, server, 6),
-            (client, other, 6),
-            (client, [240, 0, 0, 5], 6),
-            (server, client, 6),
-            ([10, 0, 0, 1], server, 6),
-            (client, [127, 0, 0, 1], 6),
-        ] {
-            assert!(!is_inside(tunnel, &packet(source, destination, protocol)), "{source:?} {destination:?} {protocol}");
-        }
-        assert!(!is_inside(tunnel, &packet(client, server, 6)[..30]), "cut");
-    }
 }

@@ -277,6 +277,11 @@ fn dead_link(settings: &Settings, report: &mut Report) -> Result<Value> {
                 Some(World::start(settings, &lab)?)
             };
             let whole = SPANS[0] + SPANS[1] + Duration::from_secs(5);
+            if let Some(world) = &world {
+                // The one datagram that asks the host whether it runs Braid must not be lost among the downloads.
+                let _first = lab.client().run(|| TcpStream::connect(address))??;
+                world.movable(&lab, 1)?;
+            }
             let (done, cut) = downloads(&lab, &origin, variant, (FLOWS, whole), || {
                 if let Some(world) = &world {
                     let flows = world.movable(&lab, FLOWS)?;

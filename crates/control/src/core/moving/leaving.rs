@@ -1,12 +1,13 @@
 //! Which running flows leave their links, and where they go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_model::{Direction, LinkSet, Time};
 
 use super::super::Core;
-use super::{Goal, Move, REFUSAL, Stage, can_move};
+use super::{Goal, Move, REFUSAL, Stage, can_move, destination};
 use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
 
 /// How long nothing may come from a waypoint while segments are sent again.
@@ -27,7 +28,8 @@ impl<S: Steering> Core<S> {
     /// context exclude, standby ones. A flow that the user has moved stays while its link works.
     pub(in crate::core) fn find_moves(&mut self, now: Time) {
         self.moving.refused.retain(|_, refusal| refusal.until + REFUSAL > now);
-        self.moving.blocked.retain(|_, until| *until > now);
+        self.moving.blocked.retain(|_, blocked| blocked.at + blocked.pause * 2 > now);
+        self.moving.leave = false;
         if self.moving.hosts.is_empty() {
             return;
         }
@@ -37,6 +39,9 @@ impl<S: Steering> Core<S> {
                 && !self.moving.is_moving(&Ends::of(row))
                 && self.moving.refused.get(&Ends::of(row)).is_none_or(|refusal| refusal.until <= now)
         };
+        // A way that has dropped packets is tried by one flow again. The others follow if it passes them.
+        let tests = self.moving.flows.values().filter(|known| !matches!(known.stage, Stage::Moved(_)));
+        let mut tries: BTreeSet<(IpAddr, SocketAddr)> = tests.map(|known| known.way.service()).collect();
         let mut moves = Vec::new();
         // Flows that leave a link spread over the others.
         let mut loads: Option<BTreeMap<usize, u32>> = None;
@@ -52,10 +57,12 @@ impl<S: Steering> Core<S> {
                 .links
                 .get(row.link)
                 .is_some_and(|link| link.configured(row.family) && (links.contains(link.slot) || by_hand && link.usable(row.family)));
-            let is_open = |slot: &usize| {
-                let address = self.links.in_slot(*slot).and_then(|link| link.facts.source(row.family));
-                address.is_none_or(|address| !self.moving.is_blocked(address, Ends::of(row).destination))
+            let service = |slot: usize| {
+                let address = self.links.in_slot(slot).and_then(|link| link.facts.source(row.family));
+                address.map(|address| (address, destination(known, &Ends::of(row))))
             };
+            let blocked = |slot: usize| service(slot).and_then(|service| Some((service, self.moving.blocked.get(&service)?)));
+            let is_open = |slot: &usize| blocked(*slot).is_none_or(|(service, blocked)| blocked.is_over(now) && !tries.contains(&service));
             let open: LinkSet = links.iter().filter(is_open).collect();
             if stays {
                 // A tunnel costs more than the flow's own link.
@@ -67,6 +74,7 @@ impl<S: Steering> Core<S> {
             let loads = loads.get_or_insert_with(|| self.flows_by_slot());
             if let Some(slot) = self.roomiest(now, open, loads) {
                 *loads.entry(slot).or_default() += 1;
+                tries.extend(blocked(slot).map(|(service, _)| service));
                 moves.push((row.clone(), Goal::Link(slot)));
             } else if !links.is_empty() {
                 moves.push((row.clone(), Goal::Tunnel));
