@@ -8,6 +8,7 @@ use braid_model::{Direction, LinkSet, Time};
 
 use super::super::Core;
 use super::{Goal, Move, REFUSAL, Stage, can_move, destination};
+use crate::links::Link;
 use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
 
 /// How long nothing may come from a waypoint while segments are sent again.
@@ -53,9 +54,11 @@ impl<S: Steering> Core<S> {
             let links = self.admitted(self.rule_of(now, &RedirectedFlow::of(row)), row.family);
             let known = self.moving.flows.get(&Ends::of(row));
             let by_hand = known.is_some_and(|known| known.by_hand);
-            let stays = self
-                .links
-                .get(row.link)
+            let in_tunnel = known.is_some_and(|known| known.way.slot.is_none());
+            // The kernel counts a flow on the link over which it leaves. A tunnel is none.
+            let is_own = |(_, link): &(_, &Link)| link.facts.source(row.family) == Some(row.local.0);
+            let current = if in_tunnel { self.links.iter().find(is_own).map(|(_, link)| link) } else { self.links.get(row.link) };
+            let stays = current
                 .is_some_and(|link| link.configured(row.family) && (links.contains(link.slot) || by_hand && link.usable(row.family)));
             let service = |slot: usize| {
                 let address = self.links.in_slot(slot).and_then(|link| link.facts.source(row.family));
@@ -66,7 +69,7 @@ impl<S: Steering> Core<S> {
             let open: LinkSet = links.iter().filter(is_open).collect();
             if stays {
                 // A tunnel costs more than the flow's own link.
-                if known.is_some_and(|known| known.way.slot.is_none()) {
+                if in_tunnel {
                     moves.push((row.clone(), Goal::Home));
                 }
                 continue;
