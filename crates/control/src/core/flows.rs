@@ -15,7 +15,7 @@ use super::Core;
 use super::apps::{AppRecord, Ended};
 use super::living::{self, Living, Progress};
 use crate::history::AppPulse;
-use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent, UNANSWERED};
+use crate::steering::{AppId, Dump, Ends, FlowRow, Steering, SteeringError, SteeringEvent, UNANSWERED};
 
 /// Number of ended flows that are kept for display.
 const MAX_RECENT: usize = 256;
@@ -161,6 +161,8 @@ impl<S: Steering> Core<S> {
         let costs = self.byte_costs(now);
         let (links, by_app, apps, own_traffic) = (&mut self.links, &mut self.moved, &mut self.apps, &mut self.own_traffic);
         let mut unread: BTreeMap<AppId, (u32, u64)> = BTreeMap::new();
+        // They say nothing about the link on which the kernel counts them.
+        let in_tunnels = self.moving.in_tunnels();
         self.flows = self.flows.next(rows, |row, before| {
             let next = advance(before, row, now, costs.get(&row.link).copied());
             count(by_app, before, row);
@@ -172,6 +174,9 @@ impl<S: Steering> Core<S> {
             }
             if class::is_large(row.rx, row.tx, now.since(row.started).as_secs_f64()) {
                 apps.on_large_flow(row);
+            }
+            if !in_tunnels.is_empty() && in_tunnels.contains(&Ends::of(row)) {
+                return next;
             }
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
@@ -286,7 +291,11 @@ impl<S: Steering> Core<S> {
     pub(super) fn busy(&self, now: Time) -> BTreeMap<LinkIndex, PerDirection<Busy>> {
         let mut busy: BTreeMap<LinkIndex, PerDirection<Busy>> = BTreeMap::new();
         let mut remotes: BTreeSet<(LinkIndex, IpAddr)> = BTreeSet::new();
+        let in_tunnels = self.moving.in_tunnels();
         for Living { row, progress } in self.flows.iter().filter(|living| !self.has_ended(living)) {
+            if !in_tunnels.is_empty() && in_tunnels.contains(&Ends::of(row)) {
+                continue;
+            }
             if now.since(progress.grown) > Duration::from_millis(600) {
                 continue;
             }

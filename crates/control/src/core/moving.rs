@@ -257,6 +257,12 @@ impl Moving {
         self.due
     }
 
+    /// Flows whose packets go through tunnels, not over a link of their own.
+    pub(super) fn in_tunnels(&self) -> BTreeSet<Ends> {
+        let is_inside = |known: &Move| known.before.as_ref().unwrap_or(&known.way).slot.is_none();
+        self.flows.iter().filter(|(_, known)| is_inside(known)).map(|(own, _)| *own).collect()
+    }
+
     fn takes(&self, recipient: &Recipient) -> bool {
         match recipient {
             Recipient::Host(host) => self.hosts.contains(host),
