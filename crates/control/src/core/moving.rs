@@ -292,8 +292,8 @@ impl Move {
         }
     }
 
-    /// Flows of one order have one service, by whose port firewalls judge. A waypoint has another port for each.
-    fn service(&self, own: &Ends) -> SocketAddr {
+    /// What flows of one order have in common: a host on the way, and the service, by whose port firewalls judge. A waypoint has another port for each flow.
+    fn group(&self, own: &Ends) -> SocketAddr {
         let wire = self.way.wire.destination;
         SocketAddr::new(wire.ip(), if self.way.waypoint.is_some() { own.destination.port() } else { wire.port() })
     }
@@ -894,7 +894,7 @@ impl<S: Steering> Core<S> {
                         (flow.numbers, flow.stage) = (Some(numbers), Stage::Asked(now + ANSWER));
                         let recipient = flow.recipient();
                         if let Some((slot, ordered)) = flow.ordered(own, &recipient) {
-                            ready.entry((flow.service(own), slot, recipient, false)).or_default().push(ordered);
+                            ready.entry((flow.group(own), slot, recipient, false)).or_default().push(ordered);
                         }
                     } else if until <= now {
                         failed.push((
@@ -921,7 +921,7 @@ impl<S: Steering> Core<S> {
                         let waypoint = flow.way.waypoint.as_ref().map(|waypoint| Recipient::Waypoint(waypoint.relay.clone()));
                         let recipient = waypoint.unwrap_or(Recipient::Host(flow.host));
                         if let Some((slot, ordered)) = flow.ordered(own, &recipient) {
-                            ready.entry((flow.service(own), slot, recipient, true)).or_default().push(ordered);
+                            ready.entry((flow.group(own), slot, recipient, true)).or_default().push(ordered);
                         }
                         // The next time, if there is no answer.
                         flow.stage = Stage::Moved(now + RENEWAL);

@@ -256,6 +256,7 @@ impl ControlServer {
         }
         let done = self.rewrite(flows(), lease, request.step).await;
         let until = lease.map(|lease| Instant::now() + lease);
+        let mut inside = Vec::new();
         for (number, (place, ends, _)) in wanted.into_iter().enumerate() {
             let reason = match &done {
                 Ok(refused) => refused.get(&number),
@@ -265,13 +266,13 @@ impl ControlServer {
                 (Some(reason), _) => drop(refused.insert(place, reason.chars().take(MAX_REASON).collect())),
                 (None, Some(until)) => {
                     known.moved.insert(ends, until);
-                    let via = request.flows[place].via;
-                    if let Some(tunnels) = self.0.tunnels.as_ref().filter(|_| Tunnel::of(via.ip()).is_some()) {
-                        tunnels.allow(via, ends.1.port(), until);
-                    }
+                    inside.extend(Tunnel::of(request.flows[place].via.ip()).map(|_| (request.flows[place].via, ends.1.port())));
                 }
                 (None, None) => drop(known.moved.remove(&ends)),
             }
+        }
+        if let (Some(tunnels), Some(until)) = (&self.0.tunnels, until) {
+            tunnels.allow(inside.into_iter(), until);
         }
         answer(refused)
     }

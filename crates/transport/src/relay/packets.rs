@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use braid_bond::codes;
 use braid_model::key::PublicKey;
 use braid_peer::destination::Policy;
-use braid_peer::limits::Direction;
 use braid_peer::packet::{Packet, PacketAddresses, PacketFlows, PacketNets, Verdict};
 use braid_platform::linux::outlet::{Outlet, OutletError};
 use bytes::Bytes;
@@ -122,38 +121,22 @@ impl PacketForwarder {
     /// Takes packets over a flow until it ends.
     pub(super) async fn forward(&self, flow: &BondFlow, key: PublicKey, account: &Account, policy: &Policy) {
         let mut stopped = self.0.stopped.subscribe();
-        let Some((attached, mut waiting)) = self.attach(key, account).filter(|_| !*stopped.borrow_and_update()) else {
+        let Some((attached, waiting)) = self.attach(key, account).filter(|_| !*stopped.borrow_and_update()) else {
             return flow.answer(codes::BUSY);
         };
         flow.answer(0);
         let flows = self.clients().judged.entry(key).or_default().clone();
-        let up = async {
-            while let Ok(message) = flow.receive().await {
-                if !account.pass(Direction::Up, message.len()).await {
-                    return;
-                }
-                match Message::decode(message) {
-                    Some(Message::Packet(packet)) => {
-                        if let Some(host) = self.send(&packet, &flows, (&attached.addresses, account, policy)) {
-                            flow.send(Message::Closed(host).encode());
-                        }
-                    }
-                    Some(Message::Ask) => drop(flow.send(Message::Addresses(attached.addresses).encode())),
-                    _ => {}
+        let take = |message: Message| match message {
+            Message::Packet(packet) => {
+                if let Some(host) = self.send(&packet, &flows, (&attached.addresses, account, policy)) {
+                    flow.send(Message::Closed(host).encode());
                 }
             }
-        };
-        let down = async {
-            while let Some(packet) = waiting.recv().await {
-                if !account.pass(Direction::Down, packet.len()).await {
-                    return;
-                }
-                flow.send(packet);
-            }
+            Message::Ask => drop(flow.send(Message::Addresses(attached.addresses).encode())),
+            _ => {}
         };
         tokio::select! {
-            () = up => {}
-            () = down => {}
+            () = receivers::exchange(flow, account, waiting, take) => {}
             _ = stopped.wait_for(|stopped| *stopped) => {}
         }
     }

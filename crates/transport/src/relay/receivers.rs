@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use braid_peer::limits::Direction;
 use braid_peer::packet::addresses;
 use braid_platform::linux::tun::Tun;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use crate::packets::PACKET_MTU;
+use crate::account::Account;
+use crate::host_driver::BondFlow;
+use crate::packets::{Message, PACKET_MTU};
 
 /// Packets that wait for one client. Further ones are lost.
 const WAITING: usize = 256;
@@ -47,6 +50,30 @@ impl Receivers {
         if let Some((_, sender)) = addresses(packet).and_then(|(_, to)| self.flows.get(&to)) {
             let _ = sender.try_send(Bytes::copy_from_slice(packet));
         }
+    }
+}
+
+/// Hands each message of a client to `take`, and sends it the packets that wait for it, within its limits, until the flow ends.
+pub(super) async fn exchange(flow: &BondFlow, account: &Account, mut waiting: mpsc::Receiver<Bytes>, take: impl Fn(Message)) {
+    let up = async {
+        while let Ok(message) = flow.receive().await {
+            if !account.pass(Direction::Up, message.len()).await {
+                return;
+            }
+            Message::decode(message).into_iter().for_each(&take);
+        }
+    };
+    let down = async {
+        while let Some(packet) = waiting.recv().await {
+            if !account.pass(Direction::Down, packet.len()).await {
+                return;
+            }
+            flow.send(packet);
+        }
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
     }
 }
 

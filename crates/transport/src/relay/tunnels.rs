@@ -11,7 +11,6 @@ use std::time::Instant;
 use braid_bond::{BondId, codes};
 use braid_decide::tunnel::{End, SERVER_DEVICE, Tunnel};
 use braid_model::Family;
-use braid_peer::limits::Direction;
 use braid_peer::packet::{PacketAddresses, tunnelled};
 use braid_platform::linux::tun::{Tun, TunError};
 use bytes::Bytes;
@@ -92,40 +91,22 @@ impl Tunnels {
 
     /// Takes packets over a flow until it ends. A bond has one tunnel.
     pub(super) async fn forward(&self, flow: &BondFlow, account: &Account) {
-        let Some((place, mut waiting)) = self.take(flow.bond()) else { return flow.answer(codes::BUSY) };
+        let Some((place, waiting)) = self.take(flow.bond()) else { return flow.answer(codes::BUSY) };
         flow.answer(0);
-        let up = async {
-            while let Ok(message) = flow.receive().await {
-                if !account.pass(Direction::Up, message.len()).await {
-                    return;
-                }
-                match Message::decode(message) {
-                    // Errors: the device's queue is full, or its administrator turned it off. The packet is lost.
-                    Some(Message::Packet(packet)) if self.takes(place.tunnel, &packet) => drop(self.0.device.send(&packet)),
-                    Some(Message::Ask) => drop(flow.send(Message::Addresses(addresses(place.tunnel)).encode())),
-                    _ => {}
-                }
-            }
+        let take = |message: Message| match message {
+            // Errors: the device's queue is full, or its administrator turned it off. The packet is lost.
+            Message::Packet(packet) if self.takes(place.tunnel, &packet) => drop(self.0.device.send(&packet)),
+            Message::Ask => drop(flow.send(Message::Addresses(addresses(place.tunnel)).encode())),
+            _ => {}
         };
-        let down = async {
-            while let Some(packet) = waiting.recv().await {
-                if !account.pass(Direction::Down, packet.len()).await {
-                    return;
-                }
-                flow.send(packet);
-            }
-        };
-        tokio::select! {
-            () = up => {}
-            () = down => {}
-        }
+        receivers::exchange(flow, account, waiting, take).await;
     }
 
-    /// Takes the segments of a flow until its lease ends.
-    pub(super) fn allow(&self, client: SocketAddr, port: u16, until: Instant) {
+    /// Takes the segments of these flows, each by the client's address and port and by this host's port, until their leases end.
+    pub(super) fn allow(&self, flows: impl Iterator<Item = (SocketAddr, u16)>, until: Instant) {
         let (mut open, now) = (self.open(), Instant::now());
         open.flows.retain(|_, until| *until > now);
-        open.flows.insert((client, port), until);
+        open.flows.extend(flows.map(|flow| (flow, until)));
     }
 
     /// Whether a packet of a tunnel's client is a segment of a flow that has moved there.
