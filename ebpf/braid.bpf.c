@@ -18,6 +18,7 @@
 #include "late.bpf.c"
 #include "move.bpf.c"
 #include "depart.bpf.c"
+#include "accept.bpf.c"
 #include "shape.bpf.c"
 #include "count.bpf.c"
 

@@ -237,6 +237,8 @@ struct braid_affinity_value {
 /* Forwarded: handed to the daemon, which bonds it or opens it anew over a link, or bonds its packets (protocols other than TCP and UDP); in no link's load */
 #define BRAID_FLOW_CARRIED 128u
 
+#define BRAID_FLOW_ACCEPTED 256u /* the other host opened it; only in rows of the dump */
+
 struct braid_flow {
 	__u64 id; /* socket cookie; a forwarded flow has a number of its own (BRAID_FORWARDED_ID) */
 	__u64 started;
@@ -269,7 +271,10 @@ struct braid_flow {
 	__u8 moves; /* TCP: number of times its connect was moved */
 	__u8 resent; /* TCP: number of SYN retransmissions */
 	__u8 scale[2]; /* forwarded TCP: scales of the client's and the server's windows (window.h) */
-	__u32 handshake; /* forwarded TCP: time of the last SYN, then the round trip of the handshake, in microseconds (window.h) */
+	union {
+		__u32 handshake; /* forwarded TCP: time of the last SYN, then the round trip of the handshake, in microseconds (window.h) */
+		__u32 inode; /* accepted: number of the socket's file, by which its program is found */
+	};
 };
 
 /* Ids of forwarded flows begin here. Socket cookies are smaller, and programs that read ids as floating-point numbers represent all of them exactly. */

@@ -113,8 +113,19 @@ struct sock_common {
 	} skc_cookie;
 };
 
+struct socket {
+	struct file *file;
+};
+
 struct sock {
 	struct sock_common __sk_common;
+	struct socket *sk_socket;
+	struct {
+		__u32 val;
+	} sk_uid;
+	struct {
+		struct cgroup *cgroup;
+	} sk_cgrp_data;
 	__u8 sk_userlocks : 4;
 	__u16 sk_protocol;
 	__u32 sk_mark;

@@ -87,6 +87,8 @@ MAP(servers, BPF_MAP_TYPE_HASH, struct address, __u32, 1024, 0);
 MAP(closed, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, 1024, 0);
 /* Whether the first connection to a destination is held until the destination has said whether it runs Braid; by IPv6 or IPv4-mapped prefix. */
 MAP(hold, BPF_MAP_TYPE_LPM_TRIE, struct lpm6, __u8, BRAID_MAX_HOLD, BPF_F_NO_PREALLOC);
+/* Whether connections that a host has opened to this machine are listed; by IPv6 or IPv4-mapped prefix. */
+MAP(openers, BPF_MAP_TYPE_LPM_TRIE, struct lpm6, __u8, BRAID_MAX_HOLD, BPF_F_NO_PREALLOC);
 /* Destinations that no relay accepts. */
 MAP(bypass, BPF_MAP_TYPE_HASH, struct address, __u32, 512, 0);
 MAP(executables, BPF_MAP_TYPE_HASH, struct braid_exe_key, struct braid_exe, 1024, 0);

@@ -63,6 +63,7 @@ fn report(object: &str, trial: ProgramTrial) -> ProgramReport {
         Needed::CountPackets => "packets",
         Needed::MoveConnects => "move",
         Needed::MoveFlows => "move flows",
+        Needed::MoveAccepted => "move accepted",
         Needed::ShapeFlows => "shape",
         Needed::Forward => "forward",
         Needed::ForwardAlone => "forward-alone",

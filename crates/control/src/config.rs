@@ -160,10 +160,19 @@ impl Config {
     /// The prefixes of the hosts that are asked, in ascending order: the longest prefix decides, and an address without a prefix is not asked. The same
     /// as [`Self::asks`], for the kernel.
     pub fn asked_prefixes(&self, named: &BTreeSet<IpAddr>) -> BTreeMap<IpNet, bool> {
+        let mut prefixes = self.named_prefixes(named);
+        if self.detect == Detect::Everybody {
+            let others = PUBLIC_PREFIXES.iter().filter(|(net, _)| !self.detect_networks.iter().any(|own| own.trunc() == *net));
+            prefixes.extend(others.copied());
+        }
+        prefixes
+    }
+
+    /// The same for the hosts that the user has named.
+    pub fn named_prefixes(&self, named: &BTreeSet<IpAddr>) -> BTreeMap<IpNet, bool> {
         let mut prefixes: BTreeMap<IpNet, bool> = BTreeMap::new();
         if self.detect.any() {
-            let private = PUBLIC_PREFIXES.iter().filter(|(_, public)| !public || self.detect == Detect::Everybody);
-            prefixes.extend(private.copied());
+            prefixes.extend(PUBLIC_PREFIXES.iter().filter(|(_, public)| !public).copied());
         }
         if let Detect::Listed { nets, .. } = &self.detect {
             for net in nets.iter().map(IpNet::trunc).filter(|net| !is_private(net)) {

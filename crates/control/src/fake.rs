@@ -45,6 +45,7 @@ pub struct FakeSteering {
     resolvers: Vec<(IpAddr, LinkSet)>,
     servers: Vec<IpAddr>,
     hold: Prefixes,
+    openers: Prefixes,
     closed: Vec<(IpAddr, u16)>,
     refused: Vec<IpAddr>,
     /// Applications whose cgroup has a foreign filter program.
@@ -280,6 +281,7 @@ impl FakeSteering {
             cgroup: 1,
             local: (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000 + (self.next_id % 20_000) as u16),
             forwarded: false,
+            accepted: false,
             lan: None,
             remote: to,
             slot,
@@ -381,7 +383,7 @@ impl FakeSteering {
         let load = &mut link_load.load[row.direction];
         *load = load.saturating_sub(row.reserved.get());
         link_load.flows = link_load.flows.saturating_sub(1);
-        self.learn_step(&row.app, row.remote.1, row.rx, row.tx, now);
+        self.learn_step(&row.app, row.service(), row.rx, row.tx, now);
         self.counters.ended += 1;
         self.events.push(SteeringEvent::Ended(Box::new(row)));
     }
@@ -453,6 +455,13 @@ impl Steering for FakeSteering {
     fn set_hold(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
         self.call("write the destinations of held connections")?;
         self.hold = Prefixes::new(map.to_vec());
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn set_openers(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
+        self.call("write the hosts whose connections may move")?;
+        self.openers = Prefixes::new(map.to_vec());
         self.changes += 1;
         Ok(())
     }

@@ -79,6 +79,11 @@ impl FlowRow {
     pub fn is_through_virtual_device(&self) -> bool {
         self.forwarded && self.app.client_address().is_none()
     }
+
+    /// Port of the service, at the other end or here.
+    pub fn service(&self) -> u16 {
+        if self.accepted { self.local.1 } else { self.remote.1 }
+    }
 }
 
 impl RedirectedFlow {
@@ -86,7 +91,7 @@ impl RedirectedFlow {
     pub fn of(row: &FlowRow) -> Self {
         Self {
             id: row.id,
-            remote: SocketAddr::new(row.remote.0, row.remote.1),
+            remote: SocketAddr::new(row.remote.0, row.service()),
             app: row.app.clone(),
             process: row.process,
             user: row.user,
@@ -291,6 +296,8 @@ pub struct FlowRow {
     pub cgroup: u64,
     /// Local address and port; the address is unspecified if unknown. Of a forwarded flow, those of its client.
     pub local: (IpAddr, u16),
+    /// Whether the other host opened it. The port of its service is the local one then.
+    pub accepted: bool,
     /// Whether the switch forwards it, for a client or through the virtual interface: it has no socket that Braid could change.
     pub forwarded: bool,
     /// Remote address and port.
@@ -732,6 +739,10 @@ pub trait Steering {
     /// Replaces the map of destinations whose TCP connections are redirected until it is known whether the destination runs Braid, in ascending order.
     /// The longest prefix decides; a destination without a prefix is not held. Long prefixes that do not fit are ignored.
     fn set_hold(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
+    /// Replaces the map of hosts whose TCP connections to this machine are listed as flows, in ascending order. The longest prefix decides; connections of a
+    /// host without a prefix are not listed. Long prefixes that do not fit are ignored. Where the system cannot list them, a warning says
+    /// so and nothing else changes.
+    fn set_openers(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
     /// Replaces the set of destinations that all relays refuse. Flows there go direct, even if a rule or class would redirect them. At most
     /// 512 entries; the rest are ignored.
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError>;

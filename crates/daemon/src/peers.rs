@@ -821,6 +821,7 @@ impl Peers {
             virtual_interface: None,
             fast_path: None,
             moved_to: None,
+            accepted: None,
             late: None,
             by_link,
         }

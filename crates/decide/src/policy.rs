@@ -185,11 +185,15 @@ impl Policy {
         rule.and_then(|rule| rule.relay.as_deref()).or_else(usual)
     }
 
+    /// Whether a flow with this rule is to be bonded. `None`: a flow that no rule matches.
+    pub fn bonds(&self, rule: Option<&AppRule>) -> bool {
+        rule.map_or(self.bonds_all, |rule| rule.carry.needs_peer() || rule.carry == Carry::Auto && self.bonds_all)
+    }
+
     /// Whether a flow with this rule leaves through a relay or fails (`fallback = "none"`). `None`: a flow that no rule matches. What
     /// [`excludes`](Self::excludes) matches is not confined.
     pub fn confines(&self, rule: Option<&AppRule>) -> bool {
-        let bonds = rule.map_or(self.bonds_all, |rule| rule.carry.needs_peer() || rule.carry == Carry::Auto && self.bonds_all);
-        bonds && rule.and_then(|rule| rule.fallback).unwrap_or(self.fallback) == Fallback::None
+        self.bonds(rule) && rule.and_then(|rule| rule.fallback).unwrap_or(self.fallback) == Fallback::None
     }
 
     /// How bonds choose paths.

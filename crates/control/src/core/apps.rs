@@ -75,7 +75,7 @@ pub struct Ended {
 
 impl From<&FlowRow> for Ended {
     fn from(row: &FlowRow) -> Self {
-        Self { app: row.app.clone(), port: row.remote.1, started: row.started, at: row.read_at, rx: row.rx, tx: row.tx }
+        Self { app: row.app.clone(), port: row.service(), started: row.started, at: row.read_at, rx: row.rx, tx: row.tx }
     }
 }
 

@@ -289,6 +289,7 @@ impl<S: Steering> Core<S> {
             self.steering.set_hold(&hosts)?;
             self.held.hosts = hosts;
         }
+        self.update_openers(now)?;
         self.servers_due = self.servers_timeout(now);
         Ok(())
     }

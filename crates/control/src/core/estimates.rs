@@ -53,7 +53,7 @@ impl AppsView {
         }
         for living in self.flows.iter() {
             let row = &living.row;
-            *flows.entry((&row.app, row.remote.1)).or_default() += 1;
+            *flows.entry((&row.app, row.service())).or_default() += 1;
             if !self.has_ended(living) {
                 energy.entry(&row.app).or_default().absorb(living.progress.energy);
             }

@@ -129,7 +129,7 @@ impl<S: Steering> Core<S> {
             exe,
             name: row.app.name.clone(),
             destination: row.remote.0,
-            port: row.remote.1,
+            port: row.service(),
             protocol: row.protocol,
             // Nobody knows the users of a client.
             user: row.app.client_address().is_none().then_some(row.user),
@@ -147,10 +147,12 @@ impl<S: Steering> Core<S> {
         let through = through.map(|own| format!(", through the virtual interface {},", own.name)).unwrap_or_default();
         let late = if self.is_late(row.slot) { "; its packets wait in a queue of their own until the link can take them" } else { "" };
         let now_there = self.explain_move(row).unwrap_or_else(|| "and it stays there".to_owned());
-        explanation.reason = format!(
-            "{scheduler} gave it {link} {age:.1} s ago{through}{moved} {now_there}{late}; for a new flow like it, the reason would be: {}",
-            explanation.reason
-        );
+        let begun = match row.accepted {
+            true => format!("the other host opened it {age:.1} s ago to an address of {link}"),
+            false => format!("{scheduler} gave it {link} {age:.1} s ago"),
+        };
+        explanation.reason =
+            format!("{begun}{through}{moved} {now_there}{late}; for a new flow like it, the reason would be: {}", explanation.reason);
         explanation.link = Some(link);
         explanation.outcome = Outcome::Steered;
         explanation.demand_bytes = Some(row.demand.get());

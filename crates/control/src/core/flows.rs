@@ -147,6 +147,7 @@ impl<S: Steering> Core<S> {
     /// Processes the result of a poll. `now` is the current time, not the start of the poll.
     pub fn end_poll(&mut self, now: Time, dumped: S::Dumped) -> Result<(), SteeringError> {
         let mut rows = self.steering.end_dump(now, dumped)?;
+        self.judge_accepted(now, &mut rows);
         // Flows that ended meanwhile are counted already.
         rows.retain(|row| self.ended.get(&living::key(row)) != Some(&row.started));
         rows.iter().for_each(|row| self.ask_if_new(now, row));
@@ -243,7 +244,8 @@ impl<S: Steering> Core<S> {
             let elsewhere = self.links.usable(row.family).iter().any(|slot| slot != row.slot);
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
             // A client's flow without connection changes its link by itself: the switch gives its next packet another one.
-            let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
+            // To end a connection that the other host opened does not make that host connect again.
+            let movable = !row.accepted && unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
             if !movable || self.is_moved(row) || self.ending.contains(&row.id) || self.has_ended(living) {
                 continue;
             }

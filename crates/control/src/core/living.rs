@@ -246,6 +246,7 @@ impl FlowsView {
             virtual_interface: if row.is_through_virtual_device() { self.names.own.clone() } else { None },
             fast_path: row.forwarded.then_some(row.fast),
             moved_to: self.names.departing.get(&Ends::of(row)).cloned(),
+            accepted: Some(row.accepted),
             late: Some(self.names.late.contains(&row.link)),
             by_link: Vec::new(),
         }

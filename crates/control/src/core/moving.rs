@@ -13,6 +13,7 @@ use braid_decide::detection::HostStatus;
 use braid_decide::tunnel::{CLIENT_DEVICE, End, Tunnel};
 use braid_model::key::PublicKey;
 use braid_model::{Family, Protocol, SequenceNumbers, Time};
+use ipnet::IpNet;
 
 use super::Core;
 use super::relocated::MovedFlow;
@@ -21,6 +22,7 @@ use crate::RequestError;
 use crate::links::Link;
 use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
 
+mod accepted;
 mod leaving;
 
 /// How long a host rewrites a flow's packets without being asked again.
@@ -123,6 +125,8 @@ pub(super) struct Moving {
     /// Ways that drop packets of connections whose start they did not see: from an address of this machine, and so for one network, to a service, since firewalls
     /// judge by the port of the service too.
     blocked: BTreeMap<(IpAddr, SocketAddr), Blocked>,
+    /// Hosts whose connections to this machine the steering lists.
+    openers: Vec<(IpNet, bool)>,
     /// Flows look for another way at once, because theirs has turned out to be blocked.
     leave: bool,
     /// Orders without answer: their flows, in their order, and who was asked.
@@ -183,16 +187,11 @@ struct Way {
     waypoint: Option<Waypoint>,
 }
 
-impl Way {
-    /// From an address of this machine to a service, by which firewalls judge.
-    fn service(&self) -> (IpAddr, SocketAddr) {
-        (self.wire.source.ip(), self.wire.destination)
-    }
-}
-
 #[derive(Debug, Clone)]
 struct Move {
     host: IpAddr,
+    /// The other host opened it.
+    accepted: bool,
     way: Way,
     /// The one that both hosts agreed about before.
     before: Option<Way>,
@@ -294,8 +293,17 @@ impl Move {
 
     /// What flows of one order have in common: a host on the way, and the service, by whose port firewalls judge. A waypoint has another port for each flow.
     fn group(&self, own: &Ends) -> SocketAddr {
-        let wire = self.way.wire.destination;
-        SocketAddr::new(wire.ip(), if self.way.waypoint.is_some() { own.destination.port() } else { wire.port() })
+        SocketAddr::new(self.way.wire.destination.ip(), self.service(own))
+    }
+
+    /// Port of its service.
+    fn service(&self, own: &Ends) -> u16 {
+        if self.accepted { own.source.port() } else { own.destination.port() }
+    }
+
+    /// From an address of this machine to a service, by which firewalls judge.
+    fn judged(&self, own: &Ends) -> (IpAddr, SocketAddr) {
+        (self.way.wire.source.ip(), judged(Some(self), self.way.wire.destination, self.service(own)))
     }
 
     /// What a recipient is asked, and the slot of the link that it must see. `None`: its sequence numbers are not known.
@@ -316,6 +324,7 @@ impl<S: Steering> Core<S> {
     /// Sets the hosts that take requests to move flows.
     pub fn set_movers(&mut self, now: Time, hosts: BTreeSet<IpAddr>) -> Result<(), SteeringError> {
         self.moving.hosts = if self.config.moves { hosts } else { BTreeSet::new() };
+        self.update_openers(now)?;
         self.update_relocated(now)?;
         self.step_moving(now)
     }
@@ -365,7 +374,7 @@ impl<S: Steering> Core<S> {
     }
 
     fn could_use_several(&self, row: &FlowRow) -> bool {
-        !self.rule_expired(row.started, row.rule) && self.links_in_any_context(row).iter().count() > 1
+        !self.rule_expired(row.started, row.rule) && self.links_in_any_context(row).iter().any(|slot| slot != row.slot)
     }
 
     /// `POST /v1/move`, for direct flows: those with this id, application or program name. `None`: there is none.
@@ -487,7 +496,7 @@ impl<S: Steering> Core<S> {
                         results[place] = Ok(());
                         let waypoint = self.moving.flows.get(&flow.own).and_then(|known| known.way.waypoint.clone());
                         let way = Way { slot, wire: flow.wire, waypoint };
-                        self.prepare(now, flow.own, way, by_hand, wanted[place].0.retransmissions.unwrap_or(0));
+                        self.prepare(now, &wanted[place].0, way, by_hand);
                     }
                     Some(error) => {
                         if error.is_taken() {
@@ -517,10 +526,13 @@ impl<S: Steering> Core<S> {
                  other host cannot change its link"
             ));
         }
+        let known = self.moving.flows.get(&own);
+        if self.is_moved_by_others(now, &own) {
+            return Err("the other host, or a program, moves it already".to_owned());
+        }
         if to == Goal::Home {
             return Ok(Plan::GoHome);
         }
-        let known = self.moving.flows.get(&own);
         let waypoint = known.and_then(|known| known.way.waypoint.as_ref());
         if let (Some(known), Some(waypoint)) = (known, waypoint) {
             let is_there = matches!(known.stage, Stage::Moved(_)) || known.recipient() != Recipient::Host(host);
@@ -563,7 +575,7 @@ impl<S: Steering> Core<S> {
             return Ok(Plan::Stay);
         }
         let destination = destination(known, &own);
-        if self.moving.blocked.get(&(address, destination)).is_some_and(|blocked| blocked.at + BLOCKED_FOR > now) {
+        if self.moving.blocked.get(&(address, judged(known, destination, row.service()))).is_some_and(|blocked| blocked.at + BLOCKED_FOR > now) {
             return Err(format!("{BLOCKED}, as a test has shown less than {} s ago", BLOCKED_FOR.as_secs()));
         }
         Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), destination, ..own }, Some(slot)))
@@ -596,9 +608,9 @@ impl<S: Steering> Core<S> {
     pub fn on_way(&mut self, now: Time, number: u64, near: SocketAddr, far: SocketAddr) -> Result<(), SteeringError> {
         self.moving.asked.remove(&number);
         let Some(WayRequest { own, relay, slot, client, .. }) = self.moving.requests.remove(&number) else { return Ok(()) };
-        let retransmissions = self.flows.iter().find(|living| Ends::of(&living.row) == own).map(|living| living.row.retransmissions);
+        let row = self.flows.iter().map(|living| &living.row).find(|row| Ends::of(row) == own).cloned();
         // It may have ended, or have begun to leave a dead link meanwhile.
-        let Some(retransmissions) = retransmissions.filter(|_| !self.moving.is_moving(&own)) else { return Ok(()) };
+        let Some(row) = row.filter(|_| !self.moving.is_moving(&own)) else { return Ok(()) };
         let wire = Ends { source: client, destination: near, ..own };
         let mut done = self.relocate(now, &[MovedFlow::of_socket(own, wire)], false, LEASE);
         let refused =
@@ -607,23 +619,24 @@ impl<S: Steering> Core<S> {
             Some(reason) => self.moving.refuse(now, own, reason),
             None => {
                 let way = Way { slot: Some(slot), wire, waypoint: Some(Waypoint { relay, far }) };
-                self.prepare(now, own, way, true, retransmissions.unwrap_or(0));
+                self.prepare(now, &row, way, true);
             }
         }
         self.step_moving(now)
     }
 
-    fn prepare(&mut self, now: Time, own: Ends, way: Way, by_hand: bool, retransmissions: u32) {
+    fn prepare(&mut self, now: Time, row: &FlowRow, way: Way, by_hand: bool) {
+        let (own, retransmissions) = (Ends::of(row), row.retransmissions.unwrap_or(0));
         tracing::debug!(source = %own.source, destination = %own.destination, wire = %way.wire.source, "a flow begins to move");
         let known = self.moving.flows.get(&own);
         let before =
             known.and_then(|known| if matches!(known.stage, Stage::Moved(_)) { Some(known.way.clone()) } else { known.before.clone() });
         let numbers = known.and_then(|known| known.numbers);
         let stage = Stage::Preparing(now + PREPARATION);
-        let host = own.destination.ip();
+        let (host, accepted) = (own.destination.ip(), row.accepted);
         self.moving.flows.insert(
             own,
-            Move { host, way, before, numbers, stage, order: 0, by_hand, retransmissions, answered: retransmissions, silent: None },
+            Move { host, accepted, way, before, numbers, stage, order: 0, by_hand, retransmissions, answered: retransmissions, silent: None },
         );
         self.moving.due = Some(now);
     }
@@ -738,7 +751,7 @@ impl<S: Steering> Core<S> {
             return Ok(());
         }
         // Of a tunnel nothing is known afterwards: a host that refuses it is asked again after a pause.
-        let of_link = |own: &Ends| self.moving.flows.get(own).map(|known| &known.way).filter(|way| way.slot.is_some()).map(Way::service);
+        let of_link = |own: &Ends| self.moving.flows.get(own).filter(|known| known.way.slot.is_some()).map(|known| known.judged(own));
         let ways: BTreeMap<Ends, _> = flows.iter().filter_map(|(own, _)| Some((*own, of_link(own)?))).collect();
         for service in ways.values() {
             let known = self.moving.blocked.get(service).copied();
@@ -772,9 +785,10 @@ impl<S: Steering> Core<S> {
                 (None, Some(known)) => {
                     arrived |= !matches!(known.stage, Stage::Moved(_));
                     (known.stage, known.before) = (Stage::Moved(now + RENEWAL), None);
-                    let service = known.way.service();
-                    if self.moving.blocked.remove(&service).is_some() {
-                        let waiting = self.moving.refused.iter_mut().filter(|(own, _)| own.destination == service.1);
+                    let judged = known.judged(&flow.own);
+                    if self.moving.blocked.remove(&judged).is_some() {
+                        let is_like = |own: &Ends| own.destination.ip() == judged.1.ip();
+                        let waiting = self.moving.refused.iter_mut().filter(|(own, _)| is_like(own));
                         waiting.for_each(|(_, refusal)| refusal.until = now);
                     }
                     self.moving.refused.remove(&flow.own);
@@ -955,6 +969,14 @@ impl<S: Steering> Core<S> {
     }
 }
 
+/// By what firewalls judge a flow whose packets go there: the port of its service, which may be here; of a waypoint, its own port.
+fn judged(known: Option<&Move>, destination: SocketAddr, service: u16) -> SocketAddr {
+    match known.is_some_and(|known| known.way.waypoint.is_some()) {
+        true => destination,
+        false => SocketAddr::new(destination.ip(), service),
+    }
+}
+
 /// Where a flow's packets go on a link: to its host, or to its waypoint.
 fn destination(known: Option<&Move>, own: &Ends) -> SocketAddr {
     known.filter(|known| known.way.waypoint.is_some()).map_or(own.destination, |known| known.way.wire.destination)
@@ -965,7 +987,7 @@ fn quoted(who: &str, reason: &str) -> String {
     format!("{who} refused: {}", braid_model::printable(reason).chars().take(MAX_REASON).collect::<String>())
 }
 
-/// Whether a flow is one that another host could move.
+/// Whether a flow is one that its other host could help to move.
 fn can_move(row: &FlowRow) -> bool {
     row.protocol == Protocol::Tcp && !row.forwarded && !row.connecting && !row.moving && !row.local.0.is_unspecified() && row.local.1 != 0
 }

@@ -92,6 +92,9 @@ pub(super) enum RelocationError {
     /// Another flow has these addresses and ports, in its socket or on the way.
     #[error("another flow has the addresses and ports {0} and {1}")]
     Taken(SocketAddr, SocketAddr),
+    /// This machine has opened the flow and moves it itself.
+    #[error("the host that opened the flow from {0} moves it itself")]
+    Own(SocketAddr),
     /// The other end knows the flow by other sequence numbers, or it does not run.
     #[error("no running flow from {0} to {1} began with these sequence numbers")]
     Stranger(SocketAddr, SocketAddr),
@@ -119,7 +122,7 @@ impl RelocationError {
 impl From<RelocationError> for RequestError {
     fn from(error: RelocationError) -> Self {
         match error {
-            RelocationError::Taken(..) | RelocationError::Full | RelocationError::Stranger(..) => {
+            RelocationError::Taken(..) | RelocationError::Full | RelocationError::Stranger(..) | RelocationError::Own(_) => {
                 Self::conflict("Not moved", error.to_string())
             }
             RelocationError::Unsupported(_) => Self::failed("Not moved", error.to_string()),
@@ -343,7 +346,10 @@ impl<S: Steering> Core<S> {
         let (mut done, verb) = match request.lease_ms {
             Some(lease) => {
                 let lease = Duration::from_millis(lease);
-                (self.relocate_if(now, &flows, request.sends, lease, request.partial).map_err(RequestError::from)?, "moved")
+                let done = self.relocate_if(now, &flows, request.sends, lease, Some(request.partial)).map_err(RequestError::from)?;
+                let places = flows.iter().enumerate().filter(|(place, _)| !done.refused.contains_key(place));
+                places.for_each(|(_, flow)| self.leave_move(&flow.own));
+                (done, "moved")
             }
             None => {
                 let own: Vec<_> = flows.iter().map(|flow| flow.own).collect();
@@ -371,17 +377,17 @@ impl<S: Steering> Core<S> {
 
     /// Moves flows, or extends their leases.
     pub(super) fn relocate(&mut self, now: Time, flows: &[MovedFlow], sends: bool, lease: Duration) -> Result<Relocation, RelocationError> {
-        self.relocate_if(now, flows, sends, lease, true)
+        self.relocate_if(now, flows, sends, lease, None)
     }
 
-    /// The same; unless `partial`, either all of them or none.
+    /// The same. `request`: somebody else asks, and whether the others move if one is refused.
     fn relocate_if(
         &mut self,
         now: Time,
         flows: &[MovedFlow],
         sends: bool,
         lease: Duration,
-        partial: bool,
+        request: Option<bool>,
     ) -> Result<Relocation, RelocationError> {
         if lease.is_zero() || lease > MAX_LEASE {
             return Err(RelocationError::Lease);
@@ -410,6 +416,7 @@ impl<S: Steering> Core<S> {
                 || *passes && (self.is_listed(own) || known.is_none() && arrivals.contains(own));
             let checked = match self.check_relocation(now, own, wire).and_then(|()| self.check_passage(flow)) {
                 Err(error) => Err(error),
+                Ok(()) if request.is_some() && self.keeps_move(own) => Err(RelocationError::Own(own.source)),
                 Ok(()) if !named.insert(*own) => Err(RelocationError::Twice(own.source)),
                 Ok(()) if flow.numbers.is_some() && !proved.contains_key(own) => {
                     Err(RelocationError::Stranger(own.source, own.destination))
@@ -422,7 +429,7 @@ impl<S: Steering> Core<S> {
                 Ok(()) => Ok(()),
             };
             match (checked, next.entry(*own)) {
-                (Err(error), _) if !partial => {
+                (Err(error), _) if request == Some(false) => {
                     // Removes the entries by which numbers were read. They do nothing, so that an error may wait for the next update.
                     let _ = self.update_relocated(now);
                     return Err(error);

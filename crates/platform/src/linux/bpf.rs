@@ -14,6 +14,7 @@ macro_rules! typed_map {
     };
 }
 
+mod accepted;
 mod convert;
 mod counting;
 mod fast;
@@ -111,6 +112,9 @@ pub struct BpfSteering {
     prefixes: [Vec<(IpNet, bool)>; 2],
     /// Current contents of the map of held destinations.
     hold: Vec<(IpNet, bool)>,
+    /// Current contents of the map of hosts whose connections to this machine are listed.
+    openers: Vec<(IpNet, bool)>,
+    accepted: accepted::Accepted,
     /// Number of prefixes that did not fit into the map, by family.
     missing_prefixes: [usize; 2],
     /// Time of the last switch between the banks.
@@ -285,6 +289,26 @@ impl BpfSteering {
     }
 }
 
+/// Makes a map of prefixes, which contains `had`, contain these, as far as they fit.
+fn replace_hosts(
+    trie: &mut LpmTrie<&mut MapData, [u32; 4], u8>,
+    had: &mut Vec<(IpNet, bool)>,
+    map: &[(IpNet, bool)],
+) -> Result<(), aya::maps::MapError> {
+    let (wanted, _) = prefixes::fit(map, abi::MAX_HOLD - 1);
+    let changed = prefixes::changes(&std::mem::take(had), &wanted, abi::MAX_HOLD - 1).into_iter().try_for_each(|(net, change)| {
+        // IPv4 prefixes are the part ::ffff:0:0/96 of the map.
+        let length = u32::from(net.prefix_len()) + if net.addr().is_ipv4() { 96 } else { 0 };
+        change_prefix(trie, &Key::new(length, mapped(net.network())), change)
+    });
+    match changed {
+        Ok(()) => *had = wanted,
+        // The contents are now unknown. Nothing is in force until the next attempt succeeds.
+        Err(_) => clear(trie)?,
+    }
+    changed
+}
+
 /// Makes a map contain exactly these hosts. Existing entries that stay are not rewritten.
 fn set_hosts<'a>(
     map: &mut HashMap<&mut MapData, abi::Address, u32>,
@@ -396,21 +420,15 @@ impl Steering for BpfSteering {
         if !map.is_empty() {
             self.serve_redirected()?;
         }
-        let (wanted, _) = prefixes::fit(map, abi::MAX_HOLD - 1);
-        let had = std::mem::take(&mut self.hold);
-        let mut trie: LpmTrie<_, [u32; 4], u8> =
-            typed_map!(self, LpmTrie, "hold", "update the destinations of held connections in the kernel");
-        let changed = prefixes::changes(&had, &wanted, abi::MAX_HOLD - 1).into_iter().try_for_each(|(net, change)| {
-            // IPv4 prefixes are the part ::ffff:0:0/96 of the map.
-            let length = u32::from(net.prefix_len()) + if net.addr().is_ipv4() { 96 } else { 0 };
-            change_prefix(&mut trie, &Key::new(length, mapped(net.network())), change)
-        });
-        match changed {
-            Ok(()) => self.hold = wanted,
-            // The contents are now unknown. Nothing is held until the next attempt succeeds.
-            Err(_) => clear(&mut trie).map_err(failed(ACTION))?,
-        }
-        changed.map_err(failed(ACTION))
+        let mut trie = typed_map!(self, LpmTrie, "hold", "update the destinations of held connections in the kernel");
+        replace_hosts(&mut trie, &mut self.hold, map).map_err(failed(ACTION))
+    }
+
+    fn set_openers(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
+        const ACTION: &str = "update the hosts whose connections to this machine may move in the kernel";
+        let mut trie =
+            typed_map!(self, LpmTrie, "openers", "update the hosts whose connections to this machine may move in the kernel");
+        replace_hosts(&mut trie, &mut self.openers, map).map_err(failed(ACTION))
     }
 
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
@@ -474,6 +492,7 @@ impl Steering for BpfSteering {
         loads.add(&datagrams);
         loads.add_bonded(&self.bonded_loads);
         rows.extend(datagrams.iter().filter_map(flow_row));
+        rows.extend(self.accepted.rows(now, !self.openers.is_empty()));
         for row in &idle {
             let key = abi::DemandKey { app: row.flow.app, port: row.flow.port, ..Default::default() };
             self.learn_step(key, [row.rx, row.tx], row.read_at)?;
@@ -651,7 +670,11 @@ impl Steering for BpfSteering {
         let uncounted = self.uncounted.iter().map(|reason| format!("UDP traffic is steered but not counted: {reason}"));
         let unshaped =
             self.shaper.as_ref().err().filter(|_| steers).map(|reason| format!("weight, rate and guarantee need a relay here: {reason}"));
+        let untracked = self.accepted.refused().filter(|_| !self.openers.is_empty()).map(|reason| {
+            format!("connections that other hosts open to this machine stay on their link: {}", reason.lines().next().unwrap_or_default())
+        });
         let stuck = [
+            (self.accepted.is_stuck(), "list connections that other hosts opened"),
             (self.mover.as_ref().is_ok_and(iterate::SocketIterator::is_stuck), "move connects that receive no answer"),
             (self.shaper.as_ref().is_ok_and(shape::Shaper::is_stuck), "set the rates of flows"),
             (self.departer.as_ref().is_ok_and(iterate::SocketIterator::is_stuck), "move running flows"),
@@ -667,6 +690,7 @@ impl Steering for BpfSteering {
             .chain(unsteered)
             .chain(uncounted)
             .chain(unmoved)
+            .chain(untracked)
             .chain(unshaped)
             .chain(stuck)
             .collect()

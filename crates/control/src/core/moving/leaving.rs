@@ -7,7 +7,7 @@ use std::time::Duration;
 use braid_model::{Direction, LinkSet, Time};
 
 use super::super::Core;
-use super::{Goal, Move, REFUSAL, Stage, can_move, destination};
+use super::{Goal, Move, REFUSAL, Stage, can_move, destination, judged};
 use crate::links::Link;
 use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
 
@@ -38,11 +38,12 @@ impl<S: Steering> Core<S> {
             can_move(row)
                 && self.moving.hosts.contains(&row.remote.0.to_canonical())
                 && !self.moving.is_moving(&Ends::of(row))
+                && !self.is_moved_by_others(now, &Ends::of(row))
                 && self.moving.refused.get(&Ends::of(row)).is_none_or(|refusal| refusal.until <= now)
         };
         // A way that has dropped packets is tried by one flow again. The others follow if it passes them.
-        let tests = self.moving.flows.values().filter(|known| !matches!(known.stage, Stage::Moved(_)));
-        let mut tries: BTreeSet<(IpAddr, SocketAddr)> = tests.map(|known| known.way.service()).collect();
+        let tests = self.moving.flows.iter().filter(|(_, known)| !matches!(known.stage, Stage::Moved(_)));
+        let mut tries: BTreeSet<(IpAddr, SocketAddr)> = tests.map(|(own, known)| known.judged(own)).collect();
         let mut moves = Vec::new();
         // Flows that leave a link spread over the others.
         let mut loads: Option<BTreeMap<usize, u32>> = None;
@@ -62,7 +63,7 @@ impl<S: Steering> Core<S> {
                 .is_some_and(|link| link.configured(row.family) && (links.contains(link.slot) || by_hand && link.usable(row.family)));
             let service = |slot: usize| {
                 let address = self.links.in_slot(slot).and_then(|link| link.facts.source(row.family));
-                address.map(|address| (address, destination(known, &Ends::of(row))))
+                address.map(|address| (address, judged(known, destination(known, &Ends::of(row)), row.service())))
             };
             let blocked = |slot: usize| service(slot).and_then(|service| Some((service, self.moving.blocked.get(&service)?)));
             let is_open = |slot: &usize| blocked(*slot).is_none_or(|(service, blocked)| blocked.is_over(now) && !tries.contains(&service));

@@ -338,6 +338,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         unanswered_since: movable(raw).then(|| Time::from_nanos(flow.last)),
         moves: flow.moves,
         moving: flow.flags & abi::flow::MOVING != 0,
+        accepted: flow.flags & abi::flow::ACCEPTED != 0,
         filtered: flow.flags & abi::flow::FILTERED != 0,
         fast: false,
         limitable: tcp && (!forwarded || flow.scale.iter().all(|scale| *scale != 0)),

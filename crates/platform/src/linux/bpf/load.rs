@@ -12,6 +12,7 @@ use aya::{Btf, EbpfLoader};
 use braid_decide::connection::Mode;
 use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 
+use super::accepted::Accepted;
 use super::convert::Daemon;
 use super::iterate::SocketIterator;
 use super::lan::{Dumper, Lan};
@@ -118,6 +119,8 @@ pub enum Needed {
     MoveConnects,
     /// Moves running flows. Without it they stay on their link.
     MoveFlows,
+    /// Lists connections that other hosts have opened. Without it they stay on their link.
+    MoveAccepted,
     /// Sets the rates of running flows. Without it `weight`, `rate` and `guarantee` have no effect on flows without a relay.
     ShapeFlows,
     /// Forwards for clients. Without it `[gateway]` has no effect.
@@ -167,6 +170,8 @@ fn needed(name: &str) -> Needed {
         Needed::MoveConnects
     } else if REWRITE_PROGRAMS.contains(&name) || name == DEPART_PROGRAM {
         Needed::MoveFlows
+    } else if name == ACCEPT_PROGRAM {
+        Needed::MoveAccepted
     } else if SHAPE_PROGRAMS.contains(&name) {
         Needed::ShapeFlows
     } else if FORWARD_PROGRAMS.contains(&name) {
@@ -243,6 +248,7 @@ impl BpfSteering {
             mover: Err(lost.to_owned()),
             departer: Err(lost.to_owned()),
             shaper: Err(lost.to_owned()),
+            accepted: Err(lost.to_owned()),
             counters: Counters::Calls,
             lan,
             unsteered: Some(reason),
@@ -345,12 +351,15 @@ impl BpfSteering {
             load_programs(&mut ebpf, &REWRITE_PROGRAMS, Some(&btf)).and_then(|()| load_socket_iterator(&mut ebpf, DEPART_PROGRAM, &btf));
         let departer = departer.map(SocketIterator::new).map_err(|error| error.to_string());
         let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
-        Self::new(ebpf, Parts { iterators, mover, departer, shaper, counters, lan: Lan::Unloaded, unsteered: None })
+        let accepted = load_socket_iterator(&mut ebpf, ACCEPT_PROGRAM, &btf);
+        let accepted = accepted.map(SocketIterator::new).map_err(|error| error.to_string());
+        Self::new(ebpf, Parts { iterators, mover, departer, shaper, accepted, counters, lan: Lan::Unloaded, unsteered: None })
     }
 
     /// The loaded programs, with nothing attached and no parameters.
     fn new(mut ebpf: aya::Ebpf, parts: Parts) -> Result<Self, LoadError> {
-        let Parts { iterators, mover, departer, shaper, counters, lan, unsteered } = parts;
+        let Parts { iterators, mover, departer, shaper, accepted, counters, lan, unsteered } = parts;
+        let accepted = Accepted::new(accepted);
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
@@ -382,6 +391,8 @@ impl BpfSteering {
             netns,
             prefixes: [Vec::new(), Vec::new()],
             hold: Vec::new(),
+            openers: Vec::new(),
+            accepted,
             missing_prefixes: [0; 2],
             switched: None,
             serves_redirected: true,
@@ -400,6 +411,7 @@ struct Parts {
     mover: Result<SocketIterator, String>,
     departer: Result<SocketIterator, String>,
     shaper: Result<Shaper, String>,
+    accepted: Result<SocketIterator, String>,
     counters: Counters,
     lan: Lan,
     unsteered: Option<String>,
@@ -506,6 +518,8 @@ pub(super) const LATE_PROGRAM: &str = "braid_late";
 const REWRITE_PROGRAMS: [&str; 3] = ["braid_rewrite_in", "braid_rewrite_out", LATE_PROGRAM];
 /// Makes the sockets of moved flows send through Braid's device.
 const DEPART_PROGRAM: &str = "braid_depart";
+/// Lists connections that other hosts have opened.
+const ACCEPT_PROGRAM: &str = "braid_accepted";
 /// Forward: at the devices (`forward::programs`), and the dump of the flows.
 const FORWARD_PROGRAMS: [&str; 9] = [
     "braid_from_lan",
@@ -603,7 +617,7 @@ fn load_program(program: &mut Program, name: &str, btf: Option<&Btf>) -> Result<
             BtfTracePoint::load(program, tracepoint, types()?)
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", types()?),
-        Program::Iter(program) if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) || name == DEPART_PROGRAM => {
+        Program::Iter(program) if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) || [DEPART_PROGRAM, ACCEPT_PROGRAM].contains(&name) => {
             Iter::load(program, "tcp", types()?)
         }
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", types()?),

@@ -99,7 +99,7 @@ abi! {
         id: u64, started: u64, demand: u64, reserved: u64, rx: u64, tx: u64, cgroup: u64, last: u64, app: AppKey,
         remote: [u32; 4], port: u16, protocol: u8, family: u8, slot: u32, ifindex: u32, process: u32, user: u32, flags: u32,
         direction: u8, class: u8, scheduler: u8, rule: u8, answered_or_tick: u32, allowed: u32, untried: u32, moves: u8, resent: u8,
-        scale: [u8; 2], handshake: u32,
+        scale: [u8; 2], handshake_or_inode: u32,
     }
     /// `struct braid_flow_row`.
     FlowRow {
@@ -191,6 +191,7 @@ pub mod flow {
     pub const FILTERED: u32 = 4;
     pub const MOVING: u32 = 8;
     pub const CARRIED: u32 = 128;
+    pub const ACCEPTED: u32 = 256;
 }
 
 /// Flags of an [`Arrival`].
