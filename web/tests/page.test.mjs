@@ -104,7 +104,7 @@ describe('user actions', () => {
   test('says whether a flow has moved, waits, and is encrypted', () =>
     visit({ live: false }, async (page, mock) => {
       const flow = [...mock.flows.values()].find((one) => one.carry === 'direct' && one.protocol === 'tcp');
-      Object.assign(flow, { moved_to: 'wwan0', late: true });
+      Object.assign(flow, { moved_to: 'wwan0', late: true, accepted: true });
       await page.reload();
       await go(page, 'flows');
       await page.getByLabel('Filter flows').fill(flow.remote);
@@ -112,7 +112,7 @@ describe('user actions', () => {
       await row.getByText('direct, moved').waitFor();
       await row.click();
       const dialog = page.getByRole('dialog');
-      for (const text of ['its packets leave over wwan0', 'its packets wait until the link can take them', 'Braid adds none']) {
+      for (const text of ['its packets leave over wwan0', 'its packets wait until the link can take them', 'Braid adds none', 'Opened by']) {
         await dialog.getByText(text).waitFor();
       }
       await dialog.getByRole('button', { name: 'Move', exact: true }).waitFor();

@@ -157,6 +157,11 @@ impl Config {
         self.detect.asks(host, named) && is_public(host) || self.detect_networks.iter().any(|net| net.contains(&host))
     }
 
+    /// Whether the user has named this host, or its network, and so expects it to answer.
+    pub fn expects(&self, host: IpAddr, named: &BTreeSet<IpAddr>) -> bool {
+        self.asks(host, named) && (self.detect != Detect::Everybody || self.detect_networks.iter().any(|net| net.contains(&host)))
+    }
+
     /// The prefixes of the hosts that are asked, in ascending order: the longest prefix decides, and an address without a prefix is not asked. The same
     /// as [`Self::asks`], for the kernel.
     pub fn asked_prefixes(&self, named: &BTreeSet<IpAddr>) -> BTreeMap<IpNet, bool> {

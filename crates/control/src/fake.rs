@@ -317,6 +317,56 @@ impl FakeSteering {
         Steered::To(slot, id)
     }
 
+    /// Simulates that a program accepts a connection of another host. `None`: no link has this local IPv4 address.
+    pub fn accept(&mut self, now: Time, app: &AppId, user: u32, local: (IpAddr, u16), from: (IpAddr, u16)) -> Option<FlowId> {
+        let links = self.params.as_ref()?.links.iter().enumerate();
+        let mut own =
+            links.filter_map(|(slot, link)| Some((slot, link.as_ref()?))).filter(|(_, link)| link.source4.map(IpAddr::V4) == Some(local.0));
+        let (slot, link) = own.next().map(|(slot, link)| (slot, link.index))?;
+        self.next_id += 1;
+        let id = FlowId(self.next_id);
+        let row = FlowRow {
+            id,
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+            app: app.clone(),
+            process: 1,
+            user,
+            cgroup: 1,
+            local,
+            accepted: true,
+            forwarded: false,
+            lan: None,
+            remote: from,
+            slot,
+            link,
+            direction: Direction::Down,
+            class: Class::Unclassified,
+            scheduler: 0,
+            rule: None,
+            started: now,
+            read_at: now,
+            demand: ByteCount::ZERO,
+            reserved: ByteCount::ZERO,
+            rx: ByteCount::ZERO,
+            tx: ByteCount::ZERO,
+            rtt_us: None,
+            receive_rtt_us: None,
+            retransmissions: Some(0),
+            segments_out: Some(1),
+            delivery_rate: None,
+            connecting: false,
+            unanswered_since: None,
+            moves: 0,
+            moving: false,
+            filtered: false,
+            limitable: false,
+            fast: false,
+        };
+        self.flows.insert(id, row);
+        Some(id)
+    }
+
     fn sync_link_loads(&mut self, params: &SteerParams) {
         for (slot, link) in params.links.iter().enumerate() {
             if let Some(link) = link {
@@ -509,7 +559,8 @@ impl Steering for FakeSteering {
             *load = load.saturating_sub(row.reserved.get()).saturating_add(left.get());
             row.reserved = left;
         }
-        let rows = self.flows.values().cloned().collect();
+        let listed = |row: &&FlowRow| !row.accepted || self.openers.contains(row.remote.0);
+        let rows = self.flows.values().filter(listed).cloned().collect();
         Ok(Box::new(move || Ok(rows)))
     }
 

@@ -101,6 +101,11 @@ impl<S: Steering> Core<S> {
 
     /// Processes the answer of a host over one link.
     pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: DetectionAnswer<PublicKey>) -> Result<(), SteeringError> {
+        // Of a host that should answer, the datagram was probably lost.
+        let answer = match answer {
+            DetectionAnswer::Silent if self.config.expects(host, &self.detected_names) => DetectionAnswer::Unfinished,
+            other => other,
+        };
         self.detection.on_answer(now, host, link, answer);
         if matches!(answer, DetectionAnswer::Runs(_)) && self.may_ask(host) && self.may_steer(host) {
             self.ask(now, host, self.admitted(None, Family::of(host)));

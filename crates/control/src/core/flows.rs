@@ -185,6 +185,11 @@ impl<S: Steering> Core<S> {
             if let Some(link) = links.get_mut(row.link) {
                 link.living += Traffic { rx: row.rx, tx: row.tx };
                 link.learn(now, before.map(|before| (before.retransmissions, before.segments)), next.least_rtt, row);
+                // The kernel reports timeouts of the flows that it has placed.
+                let is_repeating = before.is_some_and(|before| row.retransmissions.unwrap_or(0) > before.retransmissions);
+                if row.accepted && is_repeating && next.grown != now {
+                    link.health.get_mut(row.family).on_symptom(now, Symptom::Timeout);
+                }
             }
             next
         });
@@ -245,7 +250,8 @@ impl<S: Steering> Core<S> {
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
             // A client's flow without connection changes its link by itself: the switch gives its next packet another one.
             // To end a connection that the other host opened does not make that host connect again.
-            let movable = !row.accepted && unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
+            let movable =
+                !row.accepted && unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
             if !movable || self.is_moved(row) || self.ending.contains(&row.id) || self.has_ended(living) {
                 continue;
             }

@@ -575,7 +575,12 @@ impl<S: Steering> Core<S> {
             return Ok(Plan::Stay);
         }
         let destination = destination(known, &own);
-        if self.moving.blocked.get(&(address, judged(known, destination, row.service()))).is_some_and(|blocked| blocked.at + BLOCKED_FOR > now) {
+        if self
+            .moving
+            .blocked
+            .get(&(address, judged(known, destination, row.service())))
+            .is_some_and(|blocked| blocked.at + BLOCKED_FOR > now)
+        {
             return Err(format!("{BLOCKED}, as a test has shown less than {} s ago", BLOCKED_FOR.as_secs()));
         }
         Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), destination, ..own }, Some(slot)))
@@ -636,7 +641,19 @@ impl<S: Steering> Core<S> {
         let (host, accepted) = (own.destination.ip(), row.accepted);
         self.moving.flows.insert(
             own,
-            Move { host, accepted, way, before, numbers, stage, order: 0, by_hand, retransmissions, answered: retransmissions, silent: None },
+            Move {
+                host,
+                accepted,
+                way,
+                before,
+                numbers,
+                stage,
+                order: 0,
+                by_hand,
+                retransmissions,
+                answered: retransmissions,
+                silent: None,
+            },
         );
         self.moving.due = Some(now);
     }

@@ -122,6 +122,25 @@ fn a_host_is_asked_once_over_the_link_of_its_first_flow() {
 }
 
 #[test]
+fn a_silent_host_that_the_user_has_named_is_asked_again_after_a_minute() {
+    let nets = vec!["203.0.113.10/32".parse().unwrap()];
+    for (detect, again) in [(Detect::Everybody, 0), (Detect::Listed { nets, names: Vec::new() }, 1)] {
+        let mut world = World::new(Config { detect, ..config(Scheduler::RoundRobin) });
+        world.run(Duration::from_secs(1));
+        world.talk_to("test", ("203.0.113.10", 80), false);
+        assert_eq!(world.asked().len(), 1);
+        for link in 0..2 {
+            world.answer_over(link, DetectionAnswer::Silent);
+        }
+        world.talk_to("test", ("203.0.113.10", 80), false);
+        assert_eq!(world.asked().len(), 0);
+        world.run(Duration::from_secs(61));
+        world.talk_to("test", ("203.0.113.10", 80), true);
+        assert_eq!(world.asked().len(), again);
+    }
+}
+
+#[test]
 fn a_host_is_not_asked_if_its_answer_would_not_be_used() {
     let mut config = config(Scheduler::RoundRobin);
     config.policy.exclude.names = vec!["excluded".to_owned()];

@@ -1,5 +1,6 @@
 //! The core on a fake backend: its decisions when links appear, die, return and use up their allowance.
 
+mod accepted;
 mod apps;
 mod context;
 mod detect;

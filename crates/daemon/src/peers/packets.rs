@@ -174,7 +174,7 @@ impl Peers {
                 virtual_interface: own.filter(|_| row.is_through_virtual_device()).map(str::to_owned),
                 fast_path: None,
                 moved_to: None,
-            accepted: None,
+                accepted: None,
                 late: None,
                 by_link: Vec::<LinkBytes>::new(),
             }

@@ -426,8 +426,7 @@ impl Steering for BpfSteering {
 
     fn set_openers(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
         const ACTION: &str = "update the hosts whose connections to this machine may move in the kernel";
-        let mut trie =
-            typed_map!(self, LpmTrie, "openers", "update the hosts whose connections to this machine may move in the kernel");
+        let mut trie = typed_map!(self, LpmTrie, "openers", "update the hosts whose connections to this machine may move in the kernel");
         replace_hosts(&mut trie, &mut self.openers, map).map_err(failed(ACTION))
     }
 

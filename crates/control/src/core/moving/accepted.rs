@@ -19,10 +19,10 @@ impl<S: Steering> Core<S> {
     /// named. Nobody else makes this machine ask questions by connecting to it.
     pub(in crate::core) fn update_openers(&mut self, now: Time) -> Result<(), SteeringError> {
         let mut openers = BTreeMap::new();
-        if self.moves_flows() && self.detects_any() {
+        if self.moves_flows() {
             openers = self.config.named_prefixes(&self.detected_names);
-            let known = self.moving.hosts.iter().copied().chain(self.detection.servers(now));
-            openers.extend(known.filter(|host| self.may_ask(*host)).map(|host: IpAddr| (IpNet::from(host), true)));
+            let known = self.detection.servers(now).into_iter().filter(|host| self.may_ask(*host));
+            openers.extend(known.chain(self.moving.hosts.iter().copied()).map(|host: IpAddr| (IpNet::from(host), true)));
         }
         let openers: Vec<_> = openers.into_iter().collect();
         if openers != self.moving.openers {
@@ -57,7 +57,9 @@ impl<S: Steering> Core<S> {
                 }
                 // The kernel names the link whose address it has. Other flows are booked where they have moved.
                 let moved = self.moving.flows.get(&Ends::of(row)).filter(|known| matches!(known.stage, Stage::Moved(_)));
-                if let Some((slot, index)) = moved.and_then(|known| Some((known.way.slot?, self.links.in_slot(known.way.slot?)?.facts.index))) {
+                if let Some((slot, index)) =
+                    moved.and_then(|known| Some((known.way.slot?, self.links.in_slot(known.way.slot?)?.facts.index)))
+                {
                     (row.slot, row.link) = (slot, index);
                 }
             }

@@ -69,7 +69,14 @@ impl Accepted {
             let known = self.known.get(&raw.flow.id)?;
             let holder = known.holder.as_ref()?;
             let row = flow_row(raw)?;
-            Some(FlowRow { app: holder.app.clone(), process: holder.process, started: known.started, accepted: true, limitable: false, ..row })
+            Some(FlowRow {
+                app: holder.app.clone(),
+                process: holder.process,
+                started: known.started,
+                accepted: true,
+                limitable: false,
+                ..row
+            })
         };
         self.listed.iter().filter_map(row).collect()
     }

@@ -617,7 +617,9 @@ fn load_program(program: &mut Program, name: &str, btf: Option<&Btf>) -> Result<
             BtfTracePoint::load(program, tracepoint, types()?)
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", types()?),
-        Program::Iter(program) if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) || [DEPART_PROGRAM, ACCEPT_PROGRAM].contains(&name) => {
+        Program::Iter(program)
+            if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) || [DEPART_PROGRAM, ACCEPT_PROGRAM].contains(&name) =>
+        {
             Iter::load(program, "tcp", types()?)
         }
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", types()?),
