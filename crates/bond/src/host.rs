@@ -136,6 +136,8 @@ pub struct ProvenPath {
     pub remote: IpAddr,
     /// Address of this host.
     pub local: IpAddr,
+    /// Smoothed round-trip time.
+    pub rtt: Duration,
 }
 
 struct Session {
@@ -366,7 +368,8 @@ impl Host {
         let proven = |conn: &Conn| {
             let now = conn.connection.network_path(noq_proto::PathId::ZERO).ok()?;
             let same = now.remote().ip() == conn.remote.ip() && conn.stage == Stage::Joined;
-            same.then_some(ProvenPath { path: conn.path, remote: conn.remote.ip().to_canonical(), local: now.local_ip()?.to_canonical() })
+            let (remote, local) = (conn.remote.ip().to_canonical(), now.local_ip()?.to_canonical());
+            same.then_some(ProvenPath { path: conn.path, remote, local, rtt: conn.rtt() })
         };
         connections.filter_map(proven).collect()
     }

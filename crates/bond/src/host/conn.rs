@@ -156,8 +156,12 @@ impl Conn {
         let room = soon.saturating_sub(queued);
         // Less than one datagram counts as zero: it would only lead to small datagrams.
         let room = if room < most { 0 } else { room };
-        let rtt = self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100));
-        PathFacts { rtt, rate: self.metrics.delivery_rate(), room: ByteCount::new(room), window }
+        PathFacts { rtt: self.rtt(), rate: self.metrics.delivery_rate(), room: ByteCount::new(room), window }
+    }
+
+    /// Smoothed round-trip time.
+    pub(super) fn rtt(&self) -> Duration {
+        self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100))
     }
 
     /// Bytes that the pace allows within `span`.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use braid_control::steering::{Ends, LateFlow, LatePlan, LateState};
 use braid_decide::late::{LateQueue, LinkState, Terms};
 use braid_decide::tables::{LATE_DEVICE, LATE_MARK};
-use braid_model::{ByteCount, LinkIndex, LinkSet, MAX_LINKS, Protocol, Time};
+use braid_model::{ByteCount, LinkIndex, LinkSet, MAX_LINKS, Protocol, Rate, Time};
 use socket2::Socket;
 
 use super::netlink;
@@ -26,6 +26,8 @@ use super::sys::{bpf, process, socket, tun};
 
 /// Memory that the kernel counts for a full frame: a buffer of 2,048 bytes and its descriptor.
 const FRAME_MEMORY: u64 = 2304;
+/// Such a frame, in bytes.
+const FRAME: u64 = 1514;
 /// The largest frame: what a link of the largest MTU carries.
 const MAX_FRAME: usize = 65_550;
 /// Largest MTU of an Ethernet device.
@@ -39,6 +41,8 @@ const RETRY: Duration = Duration::from_millis(2);
 /// The same, if no socket says when the device can take more: frames of moved flows are below too, or a single frame may be, and the smallest buffer of a socket
 /// has room for two.
 const SOON: Duration = Duration::from_micros(200);
+/// What a link carries in this time may be below its binding point: until then the thread may not come back.
+const ABSENCE: Duration = Duration::from_millis(1);
 /// Room of a socket for what waits when late binding ends, in bytes.
 const ROOM_AT_END: usize = 4 << 20;
 /// A link whose device let frames wait within this time needs no rate: it says when it can take more.
@@ -140,6 +144,8 @@ struct Link {
     name: String,
     mac: [u8; 6],
     state: LinkState,
+    /// Memory of the frames below its binding point but one, in bytes: with more it is full.
+    room: u64,
     /// What sends over it, and over the device of moved flows, which leads there, with the device's index. `None`: it cannot be opened now.
     socket: Option<Socket>,
     departures: Option<(LinkIndex, Socket)>,
@@ -228,6 +234,7 @@ impl Forwarder {
                 name: String::new(),
                 mac: wanted.mac.0,
                 state: wanted.state,
+                room: 0,
                 socket: None,
                 departures: None,
                 waited: None,
@@ -235,15 +242,16 @@ impl Forwarder {
                 tells: false,
                 retry_at: None,
             });
-            let mut link = Link { name: wanted.name, mac: wanted.mac.0, state: wanted.state, ..known };
+            let below = self.below.max(frames_in(wanted.state.rate, ABSENCE));
+            // The kernel doubles it, and the socket is writable while half of that is free.
+            let room = u64::from(below - 1) * FRAME_MEMORY;
+            let mut link = Link { name: wanted.name, mac: wanted.mac.0, state: wanted.state, room, ..known };
             link.socket = link.socket.or_else(|| self.open(wanted.index));
             link.departures = plan.departure.and_then(|device| {
                 let known = link.departures.filter(|(index, _)| *index == device);
                 known.or_else(|| Some((device, self.open(device)?)))
             });
-            // The kernel doubles it, and the socket is writable while half of that is free.
-            let room = (u64::from(self.below - 1) * FRAME_MEMORY) as usize;
-            link.sockets().for_each(|socket| drop(socket.set_send_buffer_size(room)));
+            link.sockets().for_each(|socket| drop(socket.set_send_buffer_size(room as usize)));
             self.links.insert(slot, link);
         }
         self.flows = plan.flows;
@@ -299,13 +307,13 @@ impl Forwarder {
             }
             let used = |socket: &Socket| socket::unacknowledged(socket.as_fd()).unwrap_or(0);
             let moved = link.departures.as_ref().map_or(0, |(_, socket)| used(socket));
-            let is_full = link.socket.as_ref().map_or(0, used) + moved > u64::from(self.below - 1) * FRAME_MEMORY;
+            let is_full = link.socket.as_ref().map_or(0, used) + moved > link.room;
             if is_full {
                 link.waited = Some(now);
             }
             let slow = link.waited.is_some_and(|at| now.since(at) < SLOW_DEVICE);
             let state = LinkState { rate: link.state.rate.filter(|_| !slow), ..link.state };
-            (link.is_full, link.tells) = (false, moved == 0 && self.below > 1);
+            (link.is_full, link.tells) = (false, moved == 0 && link.room > 0);
             self.queue.set_link(slot, Some(state));
             if is_full && self.queue.waiting().0 > 0 {
                 let link = self.links.get_mut(&slot)?;
@@ -356,6 +364,12 @@ impl Forwarder {
             Err(_) => thread::sleep(RETRY),
         }
     }
+}
+
+/// Number of full frames that a link of this rate carries in this time.
+fn frames_in(rate: Option<Rate>, span: Duration) -> u32 {
+    let bytes = rate.map_or(0.0, |rate| rate.bytes_per_second() as f64 * span.as_secs_f64());
+    (bytes / FRAME as f64).ceil() as u32
 }
 
 /// Where the packets of a flow may go, and its weight. Those that came by a link that is not usable now wait: their flow may move.

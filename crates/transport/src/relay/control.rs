@@ -27,8 +27,9 @@ mod passing;
 
 use passing::Passing;
 
-/// How long a packet of a way that is tested may take to arrive.
-const TEST: Duration = Duration::from_secs(1);
+/// How long a packet of a way that is tested may take to arrive: the client sends again every 250 ms. Round trips of the path to it are added, up to the longest.
+const TEST: Duration = Duration::from_millis(350);
+const LONGEST_TEST: Duration = Duration::from_secs(2);
 /// Pauses between two looks for one: the first, which doubles, and the longest.
 const TEST_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(40)];
 /// Maximum number of flows of all clients that pass this host. Each has two ports.
@@ -184,14 +185,15 @@ impl ControlServer {
     }
 
     /// Waits until a packet of one of the flows has arrived with the new addresses; `false`: none does. An error is left to the next operation.
-    async fn has_arrived(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration) -> bool {
+    async fn has_arrived(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration, path: Option<&ProvenPath>) -> bool {
         let (begin, [mut pause, longest]) = (Instant::now(), TEST_PAUSES);
+        let limit = (TEST + path.map_or(Duration::ZERO, |path| path.rtt) * 2).min(LONGEST_TEST);
         loop {
             let arrived = {
                 let Ok(_turn) = self.0.turn.acquire().await else { return true };
                 self.0.mover.has_arrived(flows(), lease).await
             };
-            if arrived != Ok(false) || begin.elapsed() > TEST {
+            if arrived != Ok(false) || begin.elapsed() > limit {
                 return arrived != Ok(false);
             }
             tokio::time::sleep(pause).await;
@@ -250,7 +252,7 @@ impl ControlServer {
         }
         let flows = || wanted.iter().map(|(.., flow)| *flow).collect::<Vec<_>>();
         if let Some(lease) = lease.filter(|_| request.step == MoveStep::Test)
-            && !self.has_arrived(flows, lease).await
+            && !self.has_arrived(flows, lease, path).await
         {
             return MoveAnswer { blocked: true, ..answer(refused) };
         }
@@ -350,7 +352,7 @@ mod tests {
     }
 
     fn path(remote: &str) -> ProvenPath {
-        ProvenPath { path: PathId(3), remote: remote.parse().unwrap(), local: "192.0.2.9".parse().unwrap() }
+        ProvenPath { path: PathId(3), remote: remote.parse().unwrap(), local: "192.0.2.9".parse().unwrap(), rtt: Duration::from_millis(20) }
     }
 
     #[test]

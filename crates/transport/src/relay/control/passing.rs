@@ -76,7 +76,7 @@ impl ControlServer {
         let flows = || wanted.iter().map(|(_, _, flow, _)| *flow).collect::<Vec<_>>();
         // A new flow has only one way to the client.
         let step = if wanted.iter().any(|(.., is_new)| *is_new) { MoveStep::Move } else { request.step };
-        if step == MoveStep::Test && !self.has_arrived(flows, lease).await {
+        if step == MoveStep::Test && !self.has_arrived(flows, lease, path).await {
             answer.blocked = true;
             return answer;
         }
