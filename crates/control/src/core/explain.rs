@@ -148,7 +148,11 @@ impl<S: Steering> Core<S> {
         let late = if self.is_late(row.slot) { "; its packets wait in a queue of their own until the link can take them" } else { "" };
         let now_there = self.explain_move(row).unwrap_or_else(|| "and it stays there".to_owned());
         let begun = match row.accepted {
-            true => format!("the other host opened it {age:.1} s ago to an address of {link}"),
+            true => {
+                let own = self.links.iter().map(|(_, link)| &link.facts).find(|facts| facts.source(row.family) == Some(row.local.0));
+                let own = own.map_or("a link that is gone", |facts| &facts.name);
+                format!("the other host opened it {age:.1} s ago to an address of {own}")
+            }
             false => format!("{scheduler} gave it {link} {age:.1} s ago"),
         };
         explanation.reason =

@@ -23,6 +23,7 @@ use crate::links::Link;
 use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
 
 mod accepted;
+mod explained;
 mod leaving;
 
 /// How long a host rewrites a flow's packets without being asked again.
@@ -283,6 +284,11 @@ impl Moving {
 }
 
 impl Move {
+    /// The way on which both hosts have agreed; `None`: the flow's own.
+    fn agreed(&self) -> Option<&Way> {
+        if matches!(self.stage, Stage::Moved(_)) { Some(&self.way) } else { self.before.as_ref() }
+    }
+
     /// Who is asked about its move. What is behind a waypoint does not concern the host.
     fn recipient(&self) -> Recipient {
         match (&self.way.waypoint, &self.before) {
@@ -419,47 +425,6 @@ impl<S: Steering> Core<S> {
         );
         let warnings = if kept.is_empty() { Vec::new() } else { vec![format!("some flows were not moved: {kept}")] };
         Some(Ok(Accepted { message, warnings }))
-    }
-
-    /// What `explain` says of a flow on its link, if its destination may change that.
-    pub(super) fn explain_move(&self, row: &FlowRow) -> Option<String> {
-        let own = Ends::of(row);
-        let name = |slot: usize| self.links.in_slot(slot).map_or("a link that is gone", |link| &link.facts.name);
-        if let Some(moved) = self.moving.flows.get(&own) {
-            let Some(slot) = moved.way.slot else {
-                let text = match moved.stage {
-                    Stage::Moved(_) => {
-                        "or another link, and it goes on in UDP, because what is on the way over other links drops or translates its packets: they pass the \
-                         bond to its host, over all links, which encrypts them between both hosts"
-                    }
-                    _ => "and it is moving into the bond to its host, in UDP",
-                };
-                return Some(text.to_owned());
-            };
-            return Some(match moved.stage {
-                Stage::Moved(_) => format!(
-                    "or another link, and it has moved to {}{}: on the way its packets have the addresses {} and {}, and Braid does not encrypt them",
-                    name(slot),
-                    moved.way.waypoint.as_ref().map_or(String::new(), |waypoint| format!(
-                        " through the waypoint {}, which its host sees as {}",
-                        waypoint.relay, waypoint.far
-                    )),
-                    moved.way.wire.source,
-                    moved.way.wire.destination
-                ),
-                Stage::Preparing(_) | Stage::Asked(_) | Stage::Testing { .. } => format!("and it is moving to {}", name(slot)),
-            });
-        }
-        if let Some(refusal) = self.moving.refused.get(&own) {
-            return Some(format!("and it stays there, because it cannot move: {}", refusal.reason));
-        }
-        let text = match self.moving.hosts.contains(&own.destination.ip()) {
-            true => "and it can change its link while it runs, because its host runs Braid and agrees; Braid does not encrypt it",
-            false => {
-                "and it stays there, because its host does not agree to moves (\"braid relay --local --moves\" there), without which it cannot pass a waypoint either"
-            }
-        };
-        (self.config.moves && can_move(row)).then(|| text.to_owned())
     }
 
     /// Begins to move flows. Returns why flows stay, in the same order.
@@ -634,8 +599,7 @@ impl<S: Steering> Core<S> {
         let (own, retransmissions) = (Ends::of(row), row.retransmissions.unwrap_or(0));
         tracing::debug!(source = %own.source, destination = %own.destination, wire = %way.wire.source, "a flow begins to move");
         let known = self.moving.flows.get(&own);
-        let before =
-            known.and_then(|known| if matches!(known.stage, Stage::Moved(_)) { Some(known.way.clone()) } else { known.before.clone() });
+        let before = known.and_then(Move::agreed).cloned();
         let numbers = known.and_then(|known| known.numbers);
         let stage = Stage::Preparing(now + PREPARATION);
         let (host, accepted) = (own.destination.ip(), row.accepted);

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use super::super::apps::AppRecord;
 use super::super::timeouts::RETRY;
 use super::super::{Core, living, rules};
-use super::Stage;
+use super::Move;
 use crate::steering::{Ends, FlowRow, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
@@ -56,11 +56,9 @@ impl<S: Steering> Core<S> {
                     None => return false,
                 }
                 // The kernel names the link whose address it has. Other flows are booked where they have moved.
-                let moved = self.moving.flows.get(&Ends::of(row)).filter(|known| matches!(known.stage, Stage::Moved(_)));
-                if let Some((slot, index)) =
-                    moved.and_then(|known| Some((known.way.slot?, self.links.in_slot(known.way.slot?)?.facts.index)))
-                {
-                    (row.slot, row.link) = (slot, index);
+                let slot = self.moving.flows.get(&Ends::of(row)).and_then(Move::agreed).and_then(|way| way.slot);
+                if let Some(link) = slot.and_then(|slot| self.links.in_slot(slot)) {
+                    (row.slot, row.link) = (link.slot, link.facts.index);
                 }
             }
             true
