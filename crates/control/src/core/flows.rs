@@ -108,7 +108,7 @@ impl<S: Steering> Core<S> {
         Ok(())
     }
 
-    fn on_ended(&mut self, row: &FlowRow) -> Result<(), SteeringError> {
+    pub(super) fn on_ended(&mut self, row: &FlowRow) -> Result<(), SteeringError> {
         let before = self.flows.find(&living::key(row)).filter(|living| living.row.started == row.started && !self.has_ended(living));
         let before = before.map(|living| living.progress);
         self.ended.insert(living::key(row), row.started);
@@ -147,7 +147,7 @@ impl<S: Steering> Core<S> {
     /// Processes the result of a poll. `now` is the current time, not the start of the poll.
     pub fn end_poll(&mut self, now: Time, dumped: S::Dumped) -> Result<(), SteeringError> {
         let mut rows = self.steering.end_dump(now, dumped)?;
-        self.judge_accepted(now, &mut rows);
+        let ended = self.judge_accepted(now, &mut rows);
         // Flows that ended meanwhile are counted already.
         rows.retain(|row| self.ended.get(&living::key(row)) != Some(&row.started));
         rows.iter().for_each(|row| self.ask_if_new(now, row));
@@ -213,7 +213,7 @@ impl<S: Steering> Core<S> {
                 }
             }
         }
-        self.reevaluate(now).and(fast_path)
+        self.reevaluate(now).and(fast_path).and(ended)
     }
 
     /// Number of flows at the last poll.

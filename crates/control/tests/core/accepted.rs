@@ -91,9 +91,11 @@ fn connections_of_strangers_and_what_is_excluded_or_bonded_are_not_listed() {
     accept(&mut world, "httpd", SERVER, 40_002);
     world.run(SECOND);
     assert_eq!(listed(&world), 1);
+    let bytes = |world: &mut World| -> u64 { world.core.take_moved().iter().map(|pulse| pulse.rx.get()).sum() };
+    assert_eq!(bytes(&mut world), 1000);
     world.core.set_movers(world.now, BTreeSet::new()).unwrap();
     world.run(SECOND);
-    assert_eq!(listed(&world), 0);
+    assert_eq!((listed(&world), bytes(&mut world)), (0, 0));
 }
 
 #[test]

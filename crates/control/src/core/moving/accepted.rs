@@ -1,7 +1,7 @@
 //! Flows that the other host opens. They begin on the link whose address that host chose. Both hosts agree about another link as about any other move, and
 //! this machine, whose links they are, asks for it. If the other host moves them, too, its moves count.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use braid_decide::policy::Subject;
@@ -36,10 +36,14 @@ impl<S: Steering> Core<S> {
     }
 
     /// Finds the rules of accepted flows, which no program of the kernel has judged. Flows that a rule excludes, or that are to be bonded, are not moved, and so
-    /// not listed.
-    pub(in crate::core) fn judge_accepted(&mut self, now: Time, rows: &mut Vec<FlowRow>) {
-        if !rows.iter().any(|row| row.accepted) {
-            return;
+    /// not listed. Of one that is listed no more, no program of the kernel reports the end.
+    pub(in crate::core) fn judge_accepted(&mut self, now: Time, rows: &mut Vec<FlowRow>) -> Result<(), SteeringError> {
+        let listed: BTreeSet<_> = rows.iter().filter(|row| row.accepted).map(|row| (living::key(row), row.started)).collect();
+        let known = self.flows.iter().map(|living| &living.row).filter(|row| row.accepted);
+        let gone: Vec<FlowRow> = known.filter(|row| !listed.contains(&(living::key(row), row.started))).cloned().collect();
+        let ended = gone.iter().map(|row| self.on_ended(row)).fold(Ok(()), Result::and);
+        if listed.is_empty() {
+            return ended;
         }
         for row in rows.iter().filter(|row| row.accepted) {
             if self.apps.get(&row.app).is_some() {
@@ -63,6 +67,7 @@ impl<S: Steering> Core<S> {
             }
             true
         });
+        ended
     }
 
     /// Number of the rule that holds for a new flow like this one; `None`: it is left alone.

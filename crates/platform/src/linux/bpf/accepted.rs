@@ -30,6 +30,8 @@ pub(super) struct Accepted {
 
 struct Known {
     started: Time,
+    /// Bytes received and sent before it was first listed, perhaps by an earlier daemon.
+    before: [u64; 2],
     inode: u32,
     holder: Option<Holder>,
     searches: u8,
@@ -68,7 +70,8 @@ impl Accepted {
         let row = |raw: &abi::FlowRow| {
             let known = self.known.get(&raw.flow.id)?;
             let holder = known.holder.as_ref()?;
-            let row = flow_row(raw)?;
+            let [rx, tx] = known.before;
+            let row = flow_row(&abi::FlowRow { rx: raw.rx.saturating_sub(rx), tx: raw.tx.saturating_sub(tx), ..*raw })?;
             Some(FlowRow {
                 app: holder.app.clone(),
                 process: holder.process,
@@ -103,7 +106,7 @@ impl Accepted {
         let listed: BTreeSet<u64> = self.listed.iter().map(|row| row.flow.id).collect();
         self.known.retain(|id, _| listed.contains(id));
         for row in &self.listed {
-            let new = || Known { started: now, inode: 0, holder: None, searches: 0 };
+            let new = || Known { started: now, before: [row.rx, row.tx], inode: 0, holder: None, searches: 0 };
             // A connection that its program has not accepted yet has no file.
             self.known.entry(row.flow.id).or_insert_with(new).inode = row.flow.handshake_or_inode;
         }
