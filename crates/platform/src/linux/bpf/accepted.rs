@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use braid_control::steering::{AppId, ExeId, FlowRow};
 use braid_model::Time;
@@ -15,6 +16,8 @@ use crate::linux::sys::abi;
 
 /// Number of searches for the program of a connection. It may have closed it meanwhile, or be in another PID namespace.
 const SEARCHES: u8 = 2;
+/// Searches take at most one part in this many of one processor's time, however many connections are opened.
+const SEARCH_SHARE: u32 = 20;
 const NO_EXE: ExeId = ExeId { device: 0, inode: 0 };
 
 /// The list of these connections.
@@ -24,8 +27,9 @@ pub(super) struct Accepted {
     /// What the last run that ended has found.
     listed: Vec<abi::FlowRow>,
     known: BTreeMap<u64, Known>,
-    /// A search for programs that goes on.
-    search: Option<Receiver<BTreeMap<u32, Holder>>>,
+    /// A search for programs that goes on, and when the next one may begin.
+    search: Option<Receiver<(BTreeMap<u32, Holder>, Duration)>>,
+    next_search: Time,
 }
 
 struct Known {
@@ -46,7 +50,7 @@ struct Holder {
 
 impl Accepted {
     pub(super) fn new(iterator: Result<SocketIterator, String>) -> Self {
-        Self { iterator, listed: Vec::new(), known: BTreeMap::new(), search: None }
+        Self { iterator, listed: Vec::new(), known: BTreeMap::new(), search: None, next_search: Time::ZERO }
     }
 
     /// Why they are not listed.
@@ -111,8 +115,8 @@ impl Accepted {
             self.known.entry(row.flow.id).or_insert_with(new).inode = row.flow.handshake_or_inode;
         }
         match self.search.as_ref().map(Receiver::try_recv) {
-            Some(Ok(found)) => {
-                self.search = None;
+            Some(Ok((found, took))) => {
+                (self.search, self.next_search) = (None, now + took * SEARCH_SHARE);
                 for known in self.known.values_mut().filter(|known| known.holder.is_none() && known.inode != 0) {
                     known.searches += 1;
                     let unknown = || Holder { process: 0, app: AppId { exe: NO_EXE, name: "unknown".to_owned() } };
@@ -124,12 +128,17 @@ impl Accepted {
         }
         let unknown = self.known.values().filter(|known| known.holder.is_none() && known.inode != 0);
         let wanted: BTreeSet<u32> = unknown.map(|known| known.inode).collect();
-        if wanted.is_empty() {
+        if wanted.is_empty() || now < self.next_search {
             return;
         }
         let (sender, receiver) = channel();
         let search = thread::Builder::new().name("braid-holders".to_owned()).stack_size(256 * 1024);
-        match search.spawn(move || drop(sender.send(holders(&wanted)))) {
+        let work = move || {
+            let begun = Instant::now();
+            let found = holders(&wanted);
+            drop(sender.send((found, begun.elapsed())));
+        };
+        match search.spawn(work) {
             Ok(_) => self.search = Some(receiver),
             Err(error) => tracing::warn!(%error, "cannot search the programs of connections that other hosts opened"),
         }
