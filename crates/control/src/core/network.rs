@@ -96,8 +96,8 @@ impl<S: Steering> Core<S> {
         // The link still has its default route, but the system no longer chooses it: another route takes precedence.
         let passed_over =
             |row: &FlowRow| self.links.get(row.link).is_some_and(|link| link.configured(family)) && !self.may_steer(row.remote.0);
-        // Forwarded packets meet the routing rules one by one, and follow the tunnel by themselves.
-        let leaked = flows.iter().filter(|row| !row.forwarded && row.family == family && passed_over(row));
+        // Forwarded packets meet the routing rules one by one, and follow the tunnel by themselves. To end what the other host opened helps nobody.
+        let leaked = flows.iter().filter(|row| !row.forwarded && !row.accepted && row.family == family && passed_over(row));
         let leaked: Vec<_> = leaked.map(|row| Stuck { tunnelled: true, ..Stuck::of(row) }).collect();
         self.actions.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
         Ok(())

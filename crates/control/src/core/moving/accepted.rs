@@ -24,7 +24,8 @@ impl<S: Steering> Core<S> {
             let known = self.detection.servers(now).into_iter().filter(|host| self.may_ask(*host));
             openers.extend(known.chain(self.moving.hosts.iter().copied()).map(|host: IpAddr| (IpNet::from(host), true)));
         }
-        let openers: Vec<_> = openers.into_iter().collect();
+        // Without a host that counts, nothing needs to be listed.
+        let openers: Vec<_> = if openers.values().any(|counts| *counts) { openers.into_iter().collect() } else { Vec::new() };
         if openers != self.moving.openers {
             if let Err(error) = self.steering.set_openers(&openers) {
                 self.servers_due = Some(now + RETRY);
