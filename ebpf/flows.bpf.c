@@ -120,6 +120,7 @@ BRAID_INLINE void apply_corrections(void)
 
 struct bpf_iter_meta {
 	struct seq_file *seq;
+	__u64 session_id;
 } __attribute__((preserve_access_index));
 
 /*

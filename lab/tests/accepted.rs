@@ -2,10 +2,11 @@
 
 mod support;
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use braid_lab::{Filter, Lab, LinkSpec};
-use braid_model::Protocol;
+use braid_lab::{Lab, LinkSpec, ms};
 use serde_json::Value;
 use support::gateway::{FAR, traces};
 use support::moves::*;
@@ -35,18 +36,6 @@ fn from_host(lab: &Lab, link: usize, v6: bool) -> TcpStream {
 fn listed(near: &Up<'_>, stream: &TcpStream) -> Option<Value> {
     let opener = stream.local_addr().unwrap().to_string();
     near.flows().into_iter().find(|flow| flow["remote"] == opener)
-}
-
-/// Waits until all packets of the flow use this link.
-fn uses(lab: &Lab, stream: &mut TcpStream, link: usize) {
-    let mut round = 0_u8;
-    eventually(&format!("both directions use {} only", NAMES[link]), || {
-        let watches = watch_all(lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
-        round = round.wrapping_add(1);
-        exchange(stream, round, 1000);
-        let counts = packets(lab, &watches);
-        counts[1 - link] == 0 && counts[link] > 0
-    });
 }
 
 #[test]
@@ -86,6 +75,42 @@ fn a_flow_that_the_other_host_opened_leaves_a_link_that_dies_and_comes_back() {
     drop(relay);
     drop(far);
     assert_eq!(traces(&lab), before);
+}
+
+/// Longer than a lease.
+const LEASE: Duration = Duration::from_secs(32);
+
+#[test]
+fn an_accepted_flow_stays_where_it_moved_without_its_address_and_its_listener() {
+    if !able() {
+        return;
+    }
+    let lab = NAMES[..2].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::new(name))).far(1500).start().unwrap();
+    let listener = lab.client().run(|| TcpListener::bind(("::", 7000))).unwrap().unwrap();
+    let _far = Far::start(&lab);
+    let _relay = Relay::start(&lab);
+    let near = Up::start(&lab, &named());
+    let mut stream = from_host(&lab, 0, false);
+    let (accepted, _) = listener.accept().unwrap();
+    thread::spawn(move || std::io::copy(&mut accepted.try_clone().unwrap(), &mut &accepted));
+    exchange(&mut stream, 1, 1000);
+    let mut id = String::new();
+    eventually("the flow can move", || {
+        id = listed(&near, &stream).unwrap_or_default()["id"].to_string();
+        near.explain_flow(&id).contains("can change its link")
+    });
+    drop(listener);
+    client(&lab, &format!("ip link set {} down", NAMES[0]));
+    client(&lab, &format!("ip addr flush dev {}", NAMES[0]));
+    let begun = Instant::now();
+    let mut round = 1_u8;
+    while begun.elapsed() < LEASE {
+        round = round.wrapping_add(1);
+        exchange(&mut stream, round, 10_000);
+        thread::sleep(ms(100));
+    }
+    let flow = listed(&near, &stream).unwrap();
+    assert_eq!((flow["id"].to_string(), flow["moved_to"].clone()), (id, NAMES[1].into()), "{flow}");
 }
 
 #[test]

@@ -31,18 +31,6 @@ fn address_of(link: usize, family: &SocketAddr) -> IpAddr {
     if family.is_ipv4() { format!("10.77.{link}.2") } else { format!("fd77:0:0:{link}::2") }.parse().unwrap()
 }
 
-/// Waits until all packets of the flow use this link.
-fn uses(lab: &Lab, stream: &mut TcpStream, link: usize) {
-    let mut round = 0_u8;
-    eventually(&format!("both directions use {} only", NAMES[link]), || {
-        let watches = watch_all(lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
-        round = round.wrapping_add(1);
-        exchange(stream, round, 1000);
-        let counts = packets(lab, &watches);
-        counts[1 - link] == 0 && counts[link] > 0
-    });
-}
-
 #[test]
 fn a_direct_flow_leaves_a_link_that_dies_and_comes_back() {
     if !able() {

@@ -271,43 +271,18 @@ impl FakeSteering {
         let Some(link) = &params.links[slot] else { return Steered::LeftAlone };
         self.next_id += 1;
         let id = FlowId(self.next_id);
+        let local = (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000 + (self.next_id % 20_000) as u16);
         let row = FlowRow {
-            id,
-            protocol: Protocol::Tcp,
             family,
-            app: app.clone(),
-            process: 1,
-            user,
-            cgroup: 1,
-            local: (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000 + (self.next_id % 20_000) as u16),
-            forwarded: false,
-            accepted: false,
-            lan: None,
-            remote: to,
-            slot,
-            link: link.index,
             direction,
-            class: Class::Unclassified,
             scheduler: params.scheduler,
             rule: rule.map(|rule| rule as u8),
-            started: now,
-            read_at: now,
             demand,
             reserved: demand,
-            rx: ByteCount::ZERO,
-            tx: ByteCount::ZERO,
-            rtt_us: None,
-            receive_rtt_us: None,
-            retransmissions: Some(0),
-            segments_out: Some(1),
-            delivery_rate: None,
             connecting: true,
             unanswered_since: (family == Family::V4 && mask.iter().count() > 1).then_some(now),
-            moves: 0,
-            moving: false,
             filtered,
-            limitable: true,
-            fast: false,
+            ..row(now, id, (app, user), (local, to), (slot, link.index))
         };
         self.flows.insert(id, row);
         self.counters.steered += 1;
@@ -325,44 +300,7 @@ impl FakeSteering {
         let (slot, link) = own.next().map(|(slot, link)| (slot, link.index))?;
         self.next_id += 1;
         let id = FlowId(self.next_id);
-        let row = FlowRow {
-            id,
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-            app: app.clone(),
-            process: 1,
-            user,
-            cgroup: 1,
-            local,
-            accepted: true,
-            forwarded: false,
-            lan: None,
-            remote: from,
-            slot,
-            link,
-            direction: Direction::Down,
-            class: Class::Unclassified,
-            scheduler: 0,
-            rule: None,
-            started: now,
-            read_at: now,
-            demand: ByteCount::ZERO,
-            reserved: ByteCount::ZERO,
-            rx: ByteCount::ZERO,
-            tx: ByteCount::ZERO,
-            rtt_us: None,
-            receive_rtt_us: None,
-            retransmissions: Some(0),
-            segments_out: Some(1),
-            delivery_rate: None,
-            connecting: false,
-            unanswered_since: None,
-            moves: 0,
-            moving: false,
-            filtered: false,
-            limitable: false,
-            fast: false,
-        };
+        let row = FlowRow { accepted: true, limitable: false, ..row(now, id, (app, user), (local, from), (slot, link)) };
         self.flows.insert(id, row);
         Some(id)
     }
@@ -447,6 +385,55 @@ impl FakeSteering {
         let mut demand = braid_decide::demand::Demand { down: known.down, up: known.up, count: known.count, updated: known.updated };
         demand.learn(down, up, now);
         (known.down, known.up, known.count, known.updated) = (demand.down, demand.up, demand.count, demand.updated);
+    }
+}
+
+/// A TCP flow that has moved nothing.
+fn row(
+    now: Time,
+    id: FlowId,
+    (app, user): (&AppId, u32),
+    (local, remote): ((IpAddr, u16), (IpAddr, u16)),
+    (slot, link): (usize, LinkIndex),
+) -> FlowRow {
+    FlowRow {
+        id,
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+        app: app.clone(),
+        process: 1,
+        user,
+        cgroup: 1,
+        local,
+        accepted: false,
+        timeouts: 0,
+        forwarded: false,
+        lan: None,
+        remote,
+        slot,
+        link,
+        direction: Direction::Down,
+        class: Class::Unclassified,
+        scheduler: 0,
+        rule: None,
+        started: now,
+        read_at: now,
+        demand: ByteCount::ZERO,
+        reserved: ByteCount::ZERO,
+        rx: ByteCount::ZERO,
+        tx: ByteCount::ZERO,
+        rtt_us: None,
+        receive_rtt_us: None,
+        retransmissions: Some(0),
+        segments_out: Some(1),
+        delivery_rate: None,
+        connecting: false,
+        unanswered_since: None,
+        moves: 0,
+        moving: false,
+        filtered: false,
+        limitable: true,
+        fast: false,
     }
 }
 

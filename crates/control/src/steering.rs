@@ -298,6 +298,8 @@ pub struct FlowRow {
     pub local: (IpAddr, u16),
     /// Whether the other host opened it. The port of its service is the local one then.
     pub accepted: bool,
+    /// If so: retransmission timeouts since the other host last acknowledged something. Of other flows the kernel reports each.
+    pub timeouts: u8,
     /// Whether the switch forwards it, for a client or through the virtual interface: it has no socket that Braid could change.
     pub forwarded: bool,
     /// Remote address and port.

@@ -6,10 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread;
 
-use braid_lab::{Lab, MovesRelay, Namespace, ServerDaemon};
+use braid_lab::{Filter, Lab, MovesRelay, Namespace, ServerDaemon};
+use braid_model::Protocol;
 use serde_json::Value;
 
-use super::{Up, braid, eventually, http, text};
+use super::{NAMES, Up, braid, eventually, http, packets, text, watch_all};
 
 /// The server's daemon.
 pub struct Far(pub ServerDaemon);
@@ -82,6 +83,18 @@ pub fn exchange(stream: &mut TcpStream, round: u8, size: usize) {
     stream.read_exact(&mut got).unwrap();
     writer.join().unwrap();
     assert!(got == sent, "round {round}");
+}
+
+/// Waits until all packets of the flow use this link.
+pub fn uses(lab: &Lab, stream: &mut TcpStream, link: usize) {
+    let mut round = 0_u8;
+    eventually(&format!("both directions use {} only", NAMES[link]), || {
+        let watches = watch_all(lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
+        round = round.wrapping_add(1);
+        exchange(stream, round, 1000);
+        let counts = packets(lab, &watches);
+        counts[1 - link] == 0 && counts[link] > 0
+    });
 }
 
 /// Direct flows move; all hosts of the lab are asked.

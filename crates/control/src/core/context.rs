@@ -290,11 +290,7 @@ impl<S: Steering> Core<S> {
             class: record.map_or(flow.class, AppRecord::class_for_rules),
             client: None,
         };
-        let matches = move |matcher: &AppMatcher| {
-            // The kernel compares executables by inode, and a rule may name a symbolic link.
-            let named = matcher.exe.as_deref().filter(|path| self.executables.of(path).contains(&flow.app.exe));
-            matcher.matches(&Subject { exe: named.or(exe), ..subject })
-        };
+        let matches = move |matcher: &AppMatcher| self.matches(matcher, &flow.app, subject);
         let may = move |place: usize, rule: &AppRule| match matched {
             Some(matched) if place == matched => true,
             // The matched entry no longer applies, so the kernel has not judged this one.
@@ -303,6 +299,12 @@ impl<S: Steering> Core<S> {
         };
         let known = rules.enumerate().filter_map(|(place, rule)| Some((place, rule?)));
         known.filter(move |(place, rule)| may(*place, rule))
+    }
+
+    /// Whether a rule matches a flow of this application. The kernel compares executables by inode, and a rule may name a symbolic link.
+    pub(super) fn matches(&self, matcher: &AppMatcher, app: &AppId, subject: Subject<'_>) -> bool {
+        let named = matcher.exe.as_deref().filter(|path| self.executables.of(path).contains(&app.exe));
+        matcher.matches(&Subject { exe: named.or(subject.exe), ..subject })
     }
 
     /// The conditions of the configured rules and of those that older flows still follow.

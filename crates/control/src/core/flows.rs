@@ -123,6 +123,10 @@ impl<S: Steering> Core<S> {
             self.recent.pop_front();
         }
         self.recent.push_back(row.clone());
+        // What others fetch from a program says nothing about what it fetches.
+        if row.accepted {
+            return Ok(());
+        }
         self.apps.ended(&row.into(), energy).map_or(Ok(()), |(class, learnt)| self.steering.set_class(&row.app, class, learnt))
     }
 
@@ -147,7 +151,7 @@ impl<S: Steering> Core<S> {
     /// Processes the result of a poll. `now` is the current time, not the start of the poll.
     pub fn end_poll(&mut self, now: Time, dumped: S::Dumped) -> Result<(), SteeringError> {
         let mut rows = self.steering.end_dump(now, dumped)?;
-        let ended = self.judge_accepted(now, &mut rows);
+        let ended = self.take_accepted(now, &mut rows);
         // Flows that ended meanwhile are counted already.
         rows.retain(|row| self.ended.get(&living::key(row)) != Some(&row.started));
         rows.iter().for_each(|row| self.ask_if_new(now, row));
@@ -173,10 +177,15 @@ impl<S: Steering> Core<S> {
             if before.is_none() && unread.len() < MAX_UNREAD && apps.get(&row.app).is_some_and(|record| record.application.exe.is_none()) {
                 unread.insert(row.app.clone(), (row.process, row.cgroup));
             }
-            if class::is_large(row.rx, row.tx, now.since(row.started).as_secs_f64()) {
+            // What others fetch from a program says nothing about what it fetches.
+            if !row.accepted && class::is_large(row.rx, row.tx, now.since(row.started).as_secs_f64()) {
                 apps.on_large_flow(row);
             }
             if !in_tunnels.is_empty() && in_tunnels.contains(&Ends::of(row)) {
+                return next;
+            }
+            // Accepted flows may not have been read since the last poll.
+            if row.accepted && before.is_some_and(|before| before.read_at == row.read_at) {
                 return next;
             }
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
@@ -186,8 +195,7 @@ impl<S: Steering> Core<S> {
                 link.living += Traffic { rx: row.rx, tx: row.tx };
                 link.learn(now, before.map(|before| (before.retransmissions, before.segments)), next.least_rtt, row);
                 // The kernel reports timeouts of the flows that it has placed.
-                let is_repeating = before.is_some_and(|before| row.retransmissions.unwrap_or(0) > before.retransmissions);
-                if row.accepted && is_repeating && next.grown != now {
+                if row.timeouts > before.map_or(0, |before| before.timeouts) {
                     link.health.get_mut(row.family).on_symptom(now, Symptom::Timeout);
                 }
             }
@@ -384,6 +392,8 @@ fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<Byt
         receiving,
         toward,
         retransmissions: row.retransmissions.unwrap_or(0),
+        timeouts: row.timeouts,
+        read_at: row.read_at,
         segments: row.segments_out.unwrap_or(0),
         energy,
         least_rtt: row

@@ -34,6 +34,10 @@ pub(super) struct Progress {
     /// Direction of most bytes when it last moved any; initially the expected direction.
     pub(super) toward: Direction,
     pub(super) retransmissions: u32,
+    /// [`FlowRow::timeouts`].
+    pub(super) timeouts: u8,
+    /// When the row was read.
+    pub(super) read_at: Time,
     pub(super) segments: u32,
     pub(super) energy: EnergyMeter,
     /// The least round trip of its life.

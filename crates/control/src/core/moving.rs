@@ -125,7 +125,7 @@ pub(super) struct Moving {
     refused: BTreeMap<Ends, Refusal>,
     /// Ways that drop packets of connections whose start they did not see: from an address of this machine, and so for one network, to a service, since firewalls
     /// judge by the port of the service too.
-    blocked: BTreeMap<(IpAddr, SocketAddr), Blocked>,
+    blocked: BTreeMap<Judged, Blocked>,
     /// Hosts whose connections to this machine the steering lists.
     openers: Vec<(IpNet, bool)>,
     /// Flows look for another way at once, because theirs has turned out to be blocked.
@@ -144,6 +144,9 @@ struct Refusal {
     until: Time,
     pause: Duration,
 }
+
+/// By what firewalls judge a flow: an address of this machine, the other end with the port of the service, and whether the service is here.
+type Judged = (IpAddr, SocketAddr, bool);
 
 /// A way that drops packets.
 #[derive(Debug, Clone, Copy)]
@@ -297,9 +300,10 @@ impl Move {
         }
     }
 
-    /// What flows of one order have in common: a host on the way, and the service, by whose port firewalls judge. A waypoint has another port for each flow.
-    fn group(&self, own: &Ends) -> SocketAddr {
-        SocketAddr::new(self.way.wire.destination.ip(), self.service(own))
+    /// What flows of one order have in common: a host on the way, and the service, by whose port firewalls judge, here or there. A waypoint has another port for each
+    /// flow.
+    fn group(&self, own: &Ends) -> (SocketAddr, bool) {
+        (SocketAddr::new(self.way.wire.destination.ip(), self.service(own)), self.accepted)
     }
 
     /// Port of its service.
@@ -307,9 +311,8 @@ impl Move {
         if self.accepted { own.source.port() } else { own.destination.port() }
     }
 
-    /// From an address of this machine to a service, by which firewalls judge.
-    fn judged(&self, own: &Ends) -> (IpAddr, SocketAddr) {
-        (self.way.wire.source.ip(), judged(Some(self), self.way.wire.destination, self.service(own)))
+    fn judged(&self, own: &Ends) -> Judged {
+        judged(Some(self), self.way.wire.source.ip(), self.way.wire.destination, (self.service(own), self.accepted))
     }
 
     /// What a recipient is asked, and the slot of the link that it must see. `None`: its sequence numbers are not known.
@@ -492,7 +495,7 @@ impl<S: Steering> Core<S> {
             ));
         }
         let known = self.moving.flows.get(&own);
-        if self.is_moved_by_others(now, &own) {
+        if self.is_moved_by_others(now, row) {
             return Err("the other host, or a program, moves it already".to_owned());
         }
         if to == Goal::Home {
@@ -543,7 +546,7 @@ impl<S: Steering> Core<S> {
         if self
             .moving
             .blocked
-            .get(&(address, judged(known, destination, row.service())))
+            .get(&judged(known, address, destination, (row.service(), row.accepted)))
             .is_some_and(|blocked| blocked.at + BLOCKED_FOR > now)
         {
             return Err(format!("{BLOCKED}, as a test has shown less than {} s ago", BLOCKED_FOR.as_secs()));
@@ -879,7 +882,7 @@ impl<S: Steering> Core<S> {
         let mut failed = self.test_ways(now)?;
         let mut over = BTreeSet::new();
         // Each order is about one way, since all its flows move if one segment arrives.
-        let mut ready: BTreeMap<(SocketAddr, Option<usize>, Recipient, bool), Vec<OrderedFlow>> = BTreeMap::new();
+        let mut ready: BTreeMap<((SocketAddr, bool), Option<usize>, Recipient, bool), Vec<OrderedFlow>> = BTreeMap::new();
         for (own, flow) in &mut self.moving.flows {
             let leased = self.relocated.leased(own, now) == Some(flow.way.wire);
             match flow.stage {
@@ -950,12 +953,10 @@ impl<S: Steering> Core<S> {
     }
 }
 
-/// By what firewalls judge a flow whose packets go there: the port of its service, which may be here; of a waypoint, its own port.
-fn judged(known: Option<&Move>, destination: SocketAddr, service: u16) -> SocketAddr {
-    match known.is_some_and(|known| known.way.waypoint.is_some()) {
-        true => destination,
-        false => SocketAddr::new(destination.ip(), service),
-    }
+/// By what firewalls judge a flow between this address and there, with the port of its service, and whether that is here. A waypoint has a port of its own.
+fn judged(known: Option<&Move>, source: IpAddr, destination: SocketAddr, (service, accepted): (u16, bool)) -> Judged {
+    let passes = known.is_some_and(|known| known.way.waypoint.is_some());
+    (source, if passes { destination } else { SocketAddr::new(destination.ip(), service) }, accepted)
 }
 
 /// Where a flow's packets go on a link: to its host, or to its waypoint.

@@ -352,7 +352,8 @@ impl<S: Steering> Core<S> {
                 (done, "moved")
             }
             None => {
-                let own: Vec<_> = flows.iter().map(|flow| flow.own).collect();
+                // Those that this machine moves itself by now stay there.
+                let own: Vec<_> = flows.iter().map(|flow| flow.own).filter(|own| !self.keeps_move(own)).collect();
                 (Relocation { refused: BTreeMap::new(), applied: self.bring_back(now, &own) }, "came back")
             }
         };
@@ -530,7 +531,13 @@ impl<S: Steering> Core<S> {
         }
         let known = of(&mut self.flows.iter().map(|living| living.row.clone()));
         let has_all = flows.iter().all(|flow| flow.passes || known.contains_key(&flow.own));
-        let rows = if has_all { known } else { self.steering.flows(now).map_or(known, |rows| of(&mut rows.into_iter())) };
+        let rows = match if has_all { None } else { self.steering.flows(now).ok() } {
+            Some(mut rows) => {
+                self.judge_accepted(now, &mut rows);
+                of(&mut rows.into_iter())
+            }
+            None => known,
+        };
         self.relocated.listed = Some((now, rows));
     }
 

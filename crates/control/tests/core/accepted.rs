@@ -11,7 +11,7 @@ use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, Ends, ExeId, Steering};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Pattern, ProbeMode, Scheduler};
 use braid_decide::tables::DEPARTURE_DEVICE;
-use braid_model::{ByteCount, FlowId, LinkFacts, LinkIndex, LinkKind, Mac, Protocol, SequenceNumbers};
+use braid_model::{ByteCount, FlowId, LinkFacts, LinkIndex, LinkKind, Protocol, SequenceNumbers};
 
 use super::world::*;
 
@@ -22,11 +22,7 @@ const STRANGER: &str = "203.0.113.77";
 fn world(apps: Vec<AppRule>) -> World {
     let mut config = Config { moves: true, probe: ProbeMode::Continuous, reconnect_after: Some(SECOND), ..config(Scheduler::RoundRobin) };
     config.policy.apps = apps;
-    let mut world = World::with(FakeSteering::default(), config);
-    for (number, device) in (1..).zip(&mut world.devices) {
-        device.mac = Some(Mac([2, 0, 0, 0, 0, number]));
-    }
-    world.set_network();
+    let mut world = World::of_ethernet(FakeSteering::default(), config);
     world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
     let mut device = LinkFacts::new(LinkIndex(99), DEPARTURE_DEVICE, LinkKind::Virtual);
     device.addresses = ["10.0.1.2/32", "10.0.2.2/32"].map(|net| net.parse().unwrap()).to_vec();

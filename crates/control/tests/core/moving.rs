@@ -27,11 +27,7 @@ fn world() -> World {
 fn world_with(apps: Vec<AppRule>) -> World {
     let mut config = Config { moves: true, probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) };
     config.policy.apps = apps;
-    let mut world = World::with(FakeSteering::default(), config);
-    for (number, device) in (1..).zip(&mut world.devices) {
-        device.mac = Some(Mac([2, 0, 0, 0, 0, number]));
-    }
-    world.set_network();
+    let mut world = World::of_ethernet(FakeSteering::default(), config);
     world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
     world
 }

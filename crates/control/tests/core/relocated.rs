@@ -47,11 +47,7 @@ fn home() -> (Ends, Rewrite) {
 
 /// Two links with Ethernet headers.
 fn ethernet(steering: FakeSteering, config: Config) -> World {
-    let mut world = World::with(steering, config);
-    for (number, device) in (1..).zip(&mut world.devices) {
-        device.mac = Some(Mac([2, 0, 0, 0, 0, number]));
-    }
-    world.set_network();
+    let mut world = World::of_ethernet(steering, config);
     world.core.take_actions();
     world
 }

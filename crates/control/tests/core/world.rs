@@ -12,7 +12,7 @@ use braid_control::steering::{AppId, ExeId, Steering};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{LinkMatcher, LinkRule, LinkSelector, Pattern, Policy, Scheduler};
 use braid_decide::tradeoff::Supply;
-use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Power, Time};
+use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Mac, Power, Time};
 
 pub(crate) use braid_control::fake::network::{facts, network};
 
@@ -79,6 +79,16 @@ impl World {
             stuck: Vec::new(),
             moves: Vec::new(),
         };
+        world.set_network();
+        world
+    }
+
+    /// The same with links that have Ethernet headers.
+    pub(crate) fn of_ethernet(steering: FakeSteering, config: Config) -> Self {
+        let mut world = Self::with(steering, config);
+        for (number, device) in (1..).zip(&mut world.devices) {
+            device.mac = Some(Mac([2, 0, 0, 0, 0, number]));
+        }
         world.set_network();
         world
     }

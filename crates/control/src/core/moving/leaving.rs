@@ -1,13 +1,12 @@
 //! Which running flows leave their links, and where they go.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_model::{Direction, LinkSet, Time};
 
 use super::super::Core;
-use super::{Goal, Move, REFUSAL, Stage, can_move, destination, judged};
+use super::{Goal, Judged, Move, REFUSAL, Stage, can_move, destination, judged};
 use crate::links::Link;
 use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
 
@@ -38,12 +37,12 @@ impl<S: Steering> Core<S> {
             can_move(row)
                 && self.moving.hosts.contains(&row.remote.0.to_canonical())
                 && !self.moving.is_moving(&Ends::of(row))
-                && !self.is_moved_by_others(now, &Ends::of(row))
+                && !self.is_moved_by_others(now, row)
                 && self.moving.refused.get(&Ends::of(row)).is_none_or(|refusal| refusal.until <= now)
         };
         // A way that has dropped packets is tried by one flow again. The others follow if it passes them.
         let tests = self.moving.flows.iter().filter(|(_, known)| !matches!(known.stage, Stage::Moved(_)));
-        let mut tries: BTreeSet<(IpAddr, SocketAddr)> = tests.map(|(own, known)| known.judged(own)).collect();
+        let mut tries: BTreeSet<Judged> = tests.map(|(own, known)| known.judged(own)).collect();
         let mut moves = Vec::new();
         // Flows that leave a link spread over the others.
         let mut loads: Option<BTreeMap<usize, u32>> = None;
@@ -63,7 +62,7 @@ impl<S: Steering> Core<S> {
                 .is_some_and(|link| link.configured(row.family) && (links.contains(link.slot) || by_hand && link.usable(row.family)));
             let service = |slot: usize| {
                 let address = self.links.in_slot(slot).and_then(|link| link.facts.source(row.family));
-                address.map(|address| (address, judged(known, destination(known, &Ends::of(row)), row.service())))
+                address.map(|address| judged(known, address, destination(known, &Ends::of(row)), (row.service(), row.accepted)))
             };
             let blocked = |slot: usize| service(slot).and_then(|service| Some((service, self.moving.blocked.get(&service)?)));
             let is_open = |slot: &usize| blocked(*slot).is_none_or(|(service, blocked)| blocked.is_over(now) && !tries.contains(&service));

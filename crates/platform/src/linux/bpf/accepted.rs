@@ -16,24 +16,24 @@ use crate::linux::sys::abi;
 
 /// Number of searches for the program of a connection. It may have closed it meanwhile, or be in another PID namespace.
 const SEARCHES: u8 = 2;
-/// Searches take at most one part in this many of one processor's time, however many connections are opened.
-const SEARCH_SHARE: u32 = 20;
+/// Runs, and searches, take at most one part in this many of one processor's time, however many connections there are.
+const SHARE: u32 = 20;
 const NO_EXE: ExeId = ExeId { device: 0, inode: 0 };
 
 /// The list of these connections.
 pub(super) struct Accepted {
     /// Why the kernel refuses the program.
     iterator: Result<SocketIterator, String>,
-    /// What the last run that ended has found.
+    /// What the last run that ended has found, and when the next one may begin.
     listed: Vec<abi::FlowRow>,
+    next_run: Time,
     known: BTreeMap<u64, Known>,
-    /// A search for programs that goes on, and when the next one may begin.
-    search: Option<Receiver<(BTreeMap<u32, Holder>, Duration)>>,
+    /// A search for programs that goes on, for which sockets, and when the next one may begin.
+    search: Option<(Receiver<(BTreeMap<u32, Holder>, Duration)>, BTreeSet<u32>)>,
     next_search: Time,
 }
 
 struct Known {
-    started: Time,
     /// Bytes received and sent before it was first listed, perhaps by an earlier daemon.
     before: [u64; 2],
     inode: u32,
@@ -50,7 +50,7 @@ struct Holder {
 
 impl Accepted {
     pub(super) fn new(iterator: Result<SocketIterator, String>) -> Self {
-        Self { iterator, listed: Vec::new(), known: BTreeMap::new(), search: None, next_search: Time::ZERO }
+        Self { iterator, listed: Vec::new(), next_run: Time::ZERO, known: BTreeMap::new(), search: None, next_search: Time::ZERO }
     }
 
     /// Why they are not listed.
@@ -69,31 +69,30 @@ impl Accepted {
             self.known.clear();
             return Vec::new();
         }
-        self.list();
+        self.list(now);
         self.find_holders(now);
         let row = |raw: &abi::FlowRow| {
             let known = self.known.get(&raw.flow.id)?;
             let holder = known.holder.as_ref()?;
             let [rx, tx] = known.before;
             let row = flow_row(&abi::FlowRow { rx: raw.rx.saturating_sub(rx), tx: raw.tx.saturating_sub(tx), ..*raw })?;
-            Some(FlowRow {
-                app: holder.app.clone(),
-                process: holder.process,
-                started: known.started,
-                accepted: true,
-                limitable: false,
-                ..row
-            })
+            Some(FlowRow { app: holder.app.clone(), process: holder.process, accepted: true, limitable: false, ..row })
         };
         self.listed.iter().filter_map(row).collect()
     }
 
-    fn list(&mut self) {
+    fn list(&mut self, now: Time) {
         let Ok(iterator) = &mut self.iterator else { return };
+        if now < self.next_run && !iterator.is_running() {
+            return;
+        }
         // While a run waits for a socket's lock, what the last one found counts.
         let late = iterator.take_late();
         let rows = match iterator.run(WAIT) {
-            Ok(run) if run.ended => Some(run.rows),
+            Ok(run) if run.ended => {
+                self.next_run = now + run.took * SHARE;
+                Some(run.rows)
+            }
             Ok(_) => late,
             Err(error) => {
                 tracing::warn!(%error, "cannot list the connections that other hosts opened");
@@ -110,21 +109,24 @@ impl Accepted {
         let listed: BTreeSet<u64> = self.listed.iter().map(|row| row.flow.id).collect();
         self.known.retain(|id, _| listed.contains(id));
         for row in &self.listed {
-            let new = || Known { started: now, before: [row.rx, row.tx], inode: 0, holder: None, searches: 0 };
+            let new = || Known { before: [row.rx, row.tx], inode: 0, holder: None, searches: 0 };
             // A connection that its program has not accepted yet has no file.
             self.known.entry(row.flow.id).or_insert_with(new).inode = row.flow.handshake_or_inode;
         }
-        match self.search.as_ref().map(Receiver::try_recv) {
-            Some(Ok((found, took))) => {
-                (self.search, self.next_search) = (None, now + took * SEARCH_SHARE);
-                for known in self.known.values_mut().filter(|known| known.holder.is_none() && known.inode != 0) {
-                    known.searches += 1;
-                    let unknown = || Holder { process: 0, app: AppId { exe: NO_EXE, name: "unknown".to_owned() } };
-                    known.holder = found.get(&known.inode).cloned().or_else(|| (known.searches >= SEARCHES).then(unknown));
+        if let Some((search, wanted)) = self.search.take() {
+            match search.try_recv() {
+                Ok((found, took)) => {
+                    self.next_search = now + took * SHARE;
+                    let of_search = |known: &&mut Known| known.holder.is_none() && wanted.contains(&known.inode);
+                    for known in self.known.values_mut().filter(of_search) {
+                        known.searches += 1;
+                        let unknown = || Holder { process: 0, app: AppId { exe: NO_EXE, name: "unknown".to_owned() } };
+                        known.holder = found.get(&known.inode).cloned().or_else(|| (known.searches >= SEARCHES).then(unknown));
+                    }
                 }
+                Err(TryRecvError::Empty) => return self.search = Some((search, wanted)),
+                Err(TryRecvError::Disconnected) => {}
             }
-            Some(Err(TryRecvError::Empty)) => return,
-            Some(Err(TryRecvError::Disconnected)) | None => self.search = None,
         }
         let unknown = self.known.values().filter(|known| known.holder.is_none() && known.inode != 0);
         let wanted: BTreeSet<u32> = unknown.map(|known| known.inode).collect();
@@ -133,13 +135,14 @@ impl Accepted {
         }
         let (sender, receiver) = channel();
         let search = thread::Builder::new().name("braid-holders".to_owned()).stack_size(256 * 1024);
+        let sought = wanted.clone();
         let work = move || {
             let begun = Instant::now();
-            let found = holders(&wanted);
+            let found = holders(&sought);
             drop(sender.send((found, begun.elapsed())));
         };
         match search.spawn(work) {
-            Ok(_) => self.search = Some(receiver),
+            Ok(_) => self.search = Some((receiver, wanted)),
             Err(error) => tracing::warn!(%error, "cannot search the programs of connections that other hosts opened"),
         }
     }

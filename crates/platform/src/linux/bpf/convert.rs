@@ -339,6 +339,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         moves: flow.moves,
         moving: flow.flags & abi::flow::MOVING != 0,
         accepted: flow.flags & abi::flow::ACCEPTED != 0,
+        timeouts: if flow.flags & abi::flow::ACCEPTED != 0 { flow.resent } else { 0 },
         filtered: flow.flags & abi::flow::FILTERED != 0,
         fast: false,
         limitable: tcp && (!forwarded || flow.scale.iter().all(|scale| *scale != 0)),
