@@ -79,7 +79,7 @@ pub struct Flow {
     /// bond to its host, which encrypts them.
     #[serde(default)]
     pub moved_to: Option<String>,
-    /// Whether the other host opened it. Such flows are listed if that host agrees to moves; `null`: a bond carries it.
+    /// Whether the other host opened it. Such flows are listed if they may move: of hosts that agree to it, run Braid or are named; `null`: a bond carries it.
     #[serde(default)]
     pub accepted: Option<bool>,
     /// Whether its packets wait in a queue of Braid until its link can take them (late binding); `null`: a bond carries it.

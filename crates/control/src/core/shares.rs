@@ -41,7 +41,7 @@ const UDP: &str =
 const CLIENT_LIST: Duration = Duration::from_secs(1);
 
 /// Note on a TCP flow of a client that cannot be limited.
-const UNSEEN: &str = "this connection began before Braid, or its segments are signed, so it is not limited; others on its link are, so that it gets its share";
+const UNSEEN: &str = "this connection began before Braid, another host opened it, or its segments are signed, so it is not limited; others on its link are, so that it gets its share";
 
 /// Number of limited flows above which steps come less often, in proportion.
 const FREQUENT: usize = 50;

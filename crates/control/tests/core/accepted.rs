@@ -142,6 +142,28 @@ fn of_two_hosts_that_both_move_a_flow_the_one_that_opened_it_decides() {
     assert!(done.flows[0].refused.as_ref().unwrap().contains("moves it itself"), "{done:?}");
 }
 
+#[test]
+fn the_host_that_opened_a_flow_leaves_it_to_the_other_one_until_its_own_link_dies() {
+    let mut world = world(Vec::new());
+    let Steered::To(_, id) = world.connect("test", 99) else { panic!("not steered") };
+    world.core.steering().transfer(id, ByteCount::new(1000), ByteCount::new(1000));
+    let now = world.now;
+    let row = world.core.steering().flows(now).unwrap().into_iter().find(|row| row.id == id).unwrap();
+    let own = Ends::of(&row);
+    world.core.steering().numbers.insert(own, SequenceNumbers { sent: 5, received: 7 });
+    world.run(SECOND);
+    assert_eq!(world.core.rewrite(world.now, &request(&own)).unwrap().flows[0].refused, None);
+    let other = ["wlan0", "lte0"].into_iter().find(|name| *name != row_link(&world, id)).unwrap();
+    let refused = world.core.move_direct(world.now, &id.0.to_string(), Some(other), None).unwrap().unwrap_err();
+    assert!(refused.detail.contains("moves it already"), "{refused:?}");
+    assert!(orders(&mut world).is_empty());
+    world.answering.insert(row.link, false);
+    assert_eq!(orders(&mut world).iter().map(|order| order.flows[0].own).collect::<Vec<_>>(), [own]);
+    // The other one gives up meanwhile.
+    world.core.rewrite(world.now, &RewriteRequest { lease_ms: None, ..request(&own) }).unwrap();
+    assert!(world.core.rewrites_view(world.now).unwrap().iter().any(|flow| flow.own.source == own.source));
+}
+
 fn row_link(world: &World, id: FlowId) -> String {
     world.core.flows(world.now).into_iter().find(|flow| flow.id == id.0).unwrap().link
 }
