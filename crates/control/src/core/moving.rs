@@ -148,6 +148,9 @@ struct Refusal {
 /// By what firewalls judge a flow: an address of this machine, the other end with the port of the service, and whether the service is here.
 type Judged = (IpAddr, SocketAddr, bool);
 
+/// What flows of one order have in common: a host on the way with the port of the service, and whether the service is here.
+type Group = (SocketAddr, bool);
+
 /// A way that drops packets.
 #[derive(Debug, Clone, Copy)]
 struct Blocked {
@@ -300,9 +303,8 @@ impl Move {
         }
     }
 
-    /// What flows of one order have in common: a host on the way, and the service, by whose port firewalls judge, here or there. A waypoint has another port for each
-    /// flow.
-    fn group(&self, own: &Ends) -> (SocketAddr, bool) {
+    /// The flows with which it moves. Firewalls judge by the port of the service; a waypoint has another port for each flow.
+    fn group(&self, own: &Ends) -> Group {
         (SocketAddr::new(self.way.wire.destination.ip(), self.service(own)), self.accepted)
     }
 
@@ -882,7 +884,7 @@ impl<S: Steering> Core<S> {
         let mut failed = self.test_ways(now)?;
         let mut over = BTreeSet::new();
         // Each order is about one way, since all its flows move if one segment arrives.
-        let mut ready: BTreeMap<((SocketAddr, bool), Option<usize>, Recipient, bool), Vec<OrderedFlow>> = BTreeMap::new();
+        let mut ready: BTreeMap<(Group, Option<usize>, Recipient, bool), Vec<OrderedFlow>> = BTreeMap::new();
         for (own, flow) in &mut self.moving.flows {
             let leased = self.relocated.leased(own, now) == Some(flow.way.wire);
             match flow.stage {

@@ -28,9 +28,15 @@ pub(super) struct Accepted {
     listed: Vec<abi::FlowRow>,
     next_run: Time,
     known: BTreeMap<u64, Known>,
-    /// A search for programs that goes on, for which sockets, and when the next one may begin.
-    search: Option<(Receiver<(BTreeMap<u32, Holder>, Duration)>, BTreeSet<u32>)>,
+    /// A search for programs that goes on, and when the next one may begin.
+    search: Option<Search>,
     next_search: Time,
+}
+
+/// A search for the programs that hold the sockets with these inode numbers. It sends what it has found, and how long it took.
+struct Search {
+    wanted: BTreeSet<u32>,
+    found: Receiver<(BTreeMap<u32, Holder>, Duration)>,
 }
 
 struct Known {
@@ -113,18 +119,18 @@ impl Accepted {
             // A connection that its program has not accepted yet has no file.
             self.known.entry(row.flow.id).or_insert_with(new).inode = row.flow.handshake_or_inode;
         }
-        if let Some((search, wanted)) = self.search.take() {
-            match search.try_recv() {
+        if let Some(search) = self.search.take() {
+            match search.found.try_recv() {
                 Ok((found, took)) => {
                     self.next_search = now + took * SHARE;
-                    let of_search = |known: &&mut Known| known.holder.is_none() && wanted.contains(&known.inode);
+                    let of_search = |known: &&mut Known| known.holder.is_none() && search.wanted.contains(&known.inode);
                     for known in self.known.values_mut().filter(of_search) {
                         known.searches += 1;
                         let unknown = || Holder { process: 0, app: AppId { exe: NO_EXE, name: "unknown".to_owned() } };
                         known.holder = found.get(&known.inode).cloned().or_else(|| (known.searches >= SEARCHES).then(unknown));
                     }
                 }
-                Err(TryRecvError::Empty) => return self.search = Some((search, wanted)),
+                Err(TryRecvError::Empty) => return self.search = Some(search),
                 Err(TryRecvError::Disconnected) => {}
             }
         }
@@ -133,7 +139,7 @@ impl Accepted {
         if wanted.is_empty() || now < self.next_search {
             return;
         }
-        let (sender, receiver) = channel();
+        let (sender, found) = channel();
         let search = thread::Builder::new().name("braid-holders".to_owned()).stack_size(256 * 1024);
         let sought = wanted.clone();
         let work = move || {
@@ -142,7 +148,7 @@ impl Accepted {
             drop(sender.send((found, begun.elapsed())));
         };
         match search.spawn(work) {
-            Ok(_) => self.search = Some((receiver, wanted)),
+            Ok(_) => self.search = Some(Search { wanted, found }),
             Err(error) => tracing::warn!(%error, "cannot search the programs of connections that other hosts opened"),
         }
     }
