@@ -3,6 +3,7 @@
 #include <linux/types.h>
 #include <stddef.h>
 
+#include "adhoc.h"
 #include "schedule.h"
 
 /* Chooses as the kernel does. Returns the winner, or BRAID_NO_SLOT if there is none; `denied` then says whether the flow must fail. */
@@ -30,4 +31,5 @@ const size_t braid_native_sizes[] = {
 	offsetof(struct braid_params, slots), offsetof(struct braid_flow, remote), offsetof(struct braid_flow_row, local),
 	offsetof(struct braid_arrival, remote), sizeof(struct braid_forward_key), sizeof(struct braid_client), sizeof(struct braid_own_address),
 	sizeof(struct braid_window), sizeof(struct braid_leg), sizeof(struct braid_fast), sizeof(struct braid_rewrite),
+	sizeof(struct braid_adhoc), sizeof(struct braid_radio), sizeof(struct braid_plan), sizeof(struct braid_pair_key), sizeof(struct braid_pair),
 };

@@ -10,7 +10,7 @@ fn main() {
     println!("cargo:rerun-if-changed={}", ebpf.display());
     println!("cargo:rerun-if-env-changed=BRAID_CLANG");
     // `braid.bpf.c` includes the other program files.
-    for name in ["braid", "trial"] {
+    for name in ["braid", "adhoc", "trial"] {
         build_object(&ebpf.join(format!("{name}.bpf.c")), &out.join(format!("{name}.bpf.o")));
     }
     let mut native = cc::Build::new();

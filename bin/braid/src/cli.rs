@@ -1,5 +1,6 @@
 //! The command line.
 
+mod adhoc;
 mod bond;
 mod context;
 mod energy;
@@ -21,6 +22,7 @@ use braid_http::DEFAULT_SOCKET;
 use braid_model::Rate;
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use adhoc::{Adhoc, AdhocAction, AdhocQuery, Device, Up as AdhocUpOptions};
 pub(crate) use bond::{Bond, BondAction};
 pub(crate) use context::{Context, ContextAction};
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServe};
@@ -75,6 +77,7 @@ pub(crate) enum Command {
     /// Show the table of the flows that this machine forwards for clients.
     Switch(Switch),
     Gateway(Gateway),
+    Adhoc(Adhoc),
     /// Show links, flows, applications, peers and events live in the terminal.
     Top(Daemon),
     Log(Log),

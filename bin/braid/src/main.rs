@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adhoc;
 mod bond;
 mod cli;
 mod client;
@@ -89,6 +90,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             print(query.json, &flows, |page, flows: &List<Flow>| show::flows(page, &flows.items))?;
         }
         Command::Gateway(Gateway { action: GatewayAction::Setup(setup) }) => return gateway::setup(&setup),
+        Command::Adhoc(command) => adhoc::run(&command, cli.verbose)?,
         Command::Top(daemon) => top::run(&daemon.socket)?,
         Command::Log(log) => past::log(&log)?,
         Command::History(history) => past::history(&history)?,

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adhoc;
 mod answer;
 mod app;
 mod client;
@@ -24,6 +25,7 @@ mod rules;
 mod state;
 mod status;
 
+pub use adhoc::{AdhocChange, AdhocCounts, AdhocNeighbour, AdhocRadio, AdhocRadioChange, AdhocStatus, AdhocUp};
 pub use answer::{List, Listed, Versioned};
 pub use app::App;
 pub use client::ClientStatus;

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adhoc;
 mod apps;
 mod detect;
 mod energy;
@@ -147,6 +148,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(section) = section.take("virtual").and_then(|value| value.section("[virtual]")) {
         config.policy.virtual_device = gateway::virtual_device(section, &config.policy.links, &config.policy.lan);
     }
+    config.adhoc = section.take("adhoc").and_then(|value| value.section("[adhoc]")).and_then(adhoc::adhoc);
     section.finish();
     config
 }

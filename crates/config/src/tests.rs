@@ -238,9 +238,9 @@ fn exceptions_that_the_firewall_does_not_know_are_reported() {
 /// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\ndetect = { x = 1 }\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n[gateway]\nlan = [\"eth1\"]\nx = 1\n";
+    let wrong = "x = 1\ndetect = { x = 1 }\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n[gateway]\nlan = [\"eth1\"]\nx = 1\n[adhoc]\nradios = [\"wlan0\"]\nx = 1\n";
     let findings = refused(wrong);
-    assert_eq!(findings.len(), 12, "{findings:#?}");
+    assert_eq!(findings.len(), 13, "{findings:#?}");
     let example = all_on();
     for finding in findings {
         let keys = finding.remedy.unwrap();

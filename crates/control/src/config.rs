@@ -16,6 +16,7 @@ use braid_model::address::{Address, HostName};
 use braid_model::key::PublicKey;
 use ipnet::IpNet;
 
+use crate::adhoc::AdhocSettings;
 pub use findings::{Finding, Severity};
 
 /// A configuration. [`Config::default`] applies without a file.
@@ -49,6 +50,8 @@ pub struct Config {
     pub profiles: Profiles,
     /// Service that is asked for the profile of each network device; `None`: none.
     pub energy_service: Option<EnergyService>,
+    /// The ad-hoc device; `None`: none.
+    pub adhoc: Option<AdhocSettings>,
     /// Warnings about the file.
     pub warnings: Vec<Finding>,
 }
@@ -125,6 +128,7 @@ impl Default for Config {
             energy_profiles: None,
             profiles: crate::profiles::shipped(),
             energy_service: None,
+            adhoc: None,
             warnings: Vec::new(),
         }
     }

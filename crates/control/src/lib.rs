@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adhoc;
 pub mod config;
 pub mod core;
 pub mod fake;

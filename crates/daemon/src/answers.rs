@@ -1,11 +1,13 @@
 //! Answers requests of clients and sends updates to API listeners.
 
 use std::path::Path;
+use std::time::Duration;
 
-use braid_api::{Accepted, Explanation, PeerState, Status};
+use braid_api::{Accepted, AdhocUp, Explanation, PeerState, Status};
 use braid_config::ConfigErrors;
 use braid_config::settings;
 use braid_control::RequestError;
+use braid_control::adhoc::AdhocSettings;
 use braid_control::config::Config;
 use braid_control::core::Core;
 use braid_control::history::changes;
@@ -16,9 +18,13 @@ use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::bpf::now;
 
 use super::acts::GATEWAY;
+use super::adhoc::AdhocThread;
 use super::system::{unix, unix_ms};
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
 use crate::state_store::StateStore;
+
+/// Delay before the ad-hoc device of the configuration is tried again: its radios may come later.
+const ADHOC_RETRY: Duration = Duration::from_secs(5);
 
 impl Daemon<'_> {
     /// Answers a request. Returns true if the daemon must end. A failed reply is ignored: the client no longer waits for it.
@@ -98,6 +104,28 @@ impl Daemon<'_> {
                 };
                 self.note_request("flow", &moved);
                 let _ = reply.send(moved);
+            }
+            Request::Adhoc(reply) => match &self.adhoc {
+                Some(device) => device.view(reply),
+                None => drop(reply.send(Err(no_adhoc()))),
+            },
+            Request::ChangeAdhoc(change, reply) => match &self.adhoc {
+                Some(device) => device.change(change, reply),
+                None => drop(reply.send(Err(no_adhoc()))),
+            },
+            Request::AdhocUp(up, reply) => {
+                let made = self.adhoc_up(&up);
+                self.note_request("config", &made);
+                let _ = reply.send(made);
+            }
+            Request::AdhocDown(reply) => {
+                let removed = self.adhoc.take().map(|device| Accepted {
+                    message: format!("{} is removed; its radios are as before", device.name()),
+                    warnings: Vec::new(),
+                });
+                let removed = removed.ok_or_else(no_adhoc);
+                self.note_request("config", &removed);
+                let _ = reply.send(removed);
             }
             Request::Reload(reply) => drop(reply.send(self.reload())),
             Request::Down(reply) => {
@@ -181,11 +209,41 @@ impl Daemon<'_> {
         Ok(Accepted { message: format!("{} now applies to new flows", path.display()), warnings })
     }
 
+    fn adhoc_up(&mut self, up: &AdhocUp) -> Result<Accepted, RequestError> {
+        if let Some(device) = &self.adhoc {
+            let detail = format!("{} is up already: `braid adhoc set` and `add` change it, `braid adhoc down` removes it", device.name());
+            return Err(RequestError::conflict("Not made", detail));
+        }
+        let device = AdhocThread::start(AdhocSettings::of(up)?, self.network.clone())?;
+        let accepted = Accepted { message: format!("{} is up", device.name()), warnings: vec![crate::adhoc::UNAUTHENTICATED.to_owned()] };
+        self.adhoc = Some(device);
+        Ok(accepted)
+    }
+
+    /// Makes the ad-hoc device what the configuration says, if that has changed or failed before.
+    pub(super) fn follow_adhoc(&mut self) {
+        let wanted = &self.core.config().adhoc;
+        if *wanted == self.adhoc_wanted.0 && self.adhoc_wanted.1.is_none_or(|retry| now() < retry) {
+            return;
+        }
+        let wanted = wanted.clone();
+        self.adhoc = None;
+        let made = wanted.clone().map(|settings| AdhocThread::start(settings, self.network.clone())).transpose();
+        let retry = made.is_err().then(|| now() + ADHOC_RETRY);
+        self.adhoc_wanted = (wanted, retry);
+        let done = made.map(|device| self.adhoc = device);
+        self.log_and_retry("there is no ad-hoc device", done);
+    }
+
     fn note_request(&mut self, kind: &str, done: &Result<Accepted, RequestError>) {
         if let Ok(accepted) = done {
             self.note(kind, "info", accepted.message.clone());
         }
     }
+}
+
+fn no_adhoc() -> RequestError {
+    RequestError::not_found("No ad-hoc device", "there is none: `braid adhoc up --radio DEVICE` makes one, or [adhoc] in the configuration")
 }
 
 /// Applies a configuration to new flows.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use braid_config::settings::Settings;
+use braid_control::adhoc::AdhocSettings;
 use braid_control::config::Config;
 use braid_control::core::{Core, Departures, UNREAD};
 use braid_control::history::{AppPulse, HistoryStore};
@@ -40,6 +41,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 mod acts;
+pub mod adhoc;
 mod answers;
 pub mod background;
 mod peering;
@@ -50,6 +52,7 @@ mod state_store;
 mod system;
 pub mod watchdog;
 
+use crate::adhoc::AdhocThread;
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
@@ -251,6 +254,9 @@ async fn live(
         motion: watch_motion(PathBuf::from(SENSORS)),
         ssids: watch_ssids(),
         supply: watch_battery(sys),
+        supplied: None,
+        adhoc: None,
+        adhoc_wanted: (None, None),
         models: find_models(sys),
         profiles: mpsc::channel(4),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
@@ -373,6 +379,11 @@ struct Daemon<'a> {
     waiting: Vec<ReplySender<Arc<FlowList>>>,
     lists: Lists,
     supply: mpsc::Receiver<Option<Supply>>,
+    /// State of the battery.
+    supplied: Option<Supply>,
+    adhoc: Option<AdhocThread>,
+    /// What the configuration wanted of the ad-hoc device when that was tried last, and when to try it again.
+    adhoc_wanted: (Option<AdhocSettings>, Option<Time>),
     /// Whether the machine moves.
     motion: Watched<Option<bool>>,
     /// Names of the wireless networks.
@@ -548,6 +559,7 @@ impl Daemon<'_> {
                     self.log_and_retry(STEERING, done);
                 }
                 Some(supply) = self.supply.recv() => {
+                    self.supplied.clone_from(&supply);
                     let done = self.core.on_supply(now(), supply);
                     self.log_and_retry(STEERING, done);
                 }
@@ -590,6 +602,10 @@ impl Daemon<'_> {
                 _ = hangup.recv() => drop(self.reload()),
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
+            }
+            self.follow_adhoc();
+            if let Some(device) = &mut self.adhoc {
+                device.set_supply(self.supplied.as_ref());
             }
             self.follow_firewall();
             self.act();

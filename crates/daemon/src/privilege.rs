@@ -62,6 +62,18 @@ pub(crate) struct Unprivileged {
     missing: String,
 }
 
+/// An ad-hoc device lacks privileges.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`braid adhoc up` must run as root ({missing} missing): use sudo")]
+pub(crate) struct UnprivilegedAdhoc {
+    missing: String,
+}
+
+/// Does what [`check`] does, for an ad-hoc device.
+pub(crate) fn check_adhoc() -> Result<(), UnprivilegedAdhoc> {
+    check().map_err(|Unprivileged { missing }| UnprivilegedAdhoc { missing })
+}
+
 /// Checks whether this process has the capabilities that the daemon needs. Succeeds if they cannot be read: the first operation then fails.
 pub(crate) fn check() -> Result<(), Unprivileged> {
     std::fs::read_to_string("/proc/self/status").map_or(Ok(()), |status| judge(&status))

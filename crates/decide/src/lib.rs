@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adhoc;
 pub mod allowance;
 pub mod bucket;
 pub mod capacity;

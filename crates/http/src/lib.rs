@@ -20,9 +20,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
-    Accepted, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Gains,
-    History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView, PolicyView, Problem, ProgramRule,
-    Resolution, RewriteRequest, Rewritten, RuleChange, Status, TradeoffPoint,
+    Accepted, AdhocChange, AdhocStatus, AdhocUp, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest,
+    Explanation, Fact, FactChange, Gains, History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView,
+    PolicyView, Problem, ProgramRule, Resolution, RewriteRequest, Rewritten, RuleChange, Status, TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::{AppsView, Program};
@@ -123,6 +123,14 @@ pub enum Request {
     Apply(ConfigChange, ReplySender<ConfigChanged>),
     /// `POST /v1/config/undo`.
     Undo(ReplySender<ConfigView>),
+    /// `GET /v1/adhoc`.
+    Adhoc(ReplySender<AdhocStatus>),
+    /// `POST /v1/adhoc`: change the ad-hoc device.
+    ChangeAdhoc(AdhocChange, ReplySender<Accepted>),
+    /// `POST /v1/adhoc/up`: make it.
+    AdhocUp(AdhocUp, ReplySender<Accepted>),
+    /// `POST /v1/adhoc/down`: remove it.
+    AdhocDown(ReplySender<Accepted>),
     /// `POST /v1/reload`: read the configuration again; if it is rejected (a problem, status 422), the running one stays in force.
     Reload(ReplySender<Accepted>),
     /// `POST /v1/down`: take everything down and exit. The answer is sent before.

@@ -84,6 +84,13 @@ pub(super) fn router(api: Api) -> Router {
                 .post(async |core: Core, body| ask_with_body::<_, Rewritten>(core, body, Request::Rewrite).await),
         )
         .route("/v1/rules", get(async |core: Core| list(core, Request::ProgramRules).await).post(change_rule))
+        .route(
+            "/v1/adhoc",
+            get(async |core: Core| ask(core, Request::Adhoc).await)
+                .post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::ChangeAdhoc).await),
+        )
+        .route("/v1/adhoc/up", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::AdhocUp).await))
+        .route("/v1/adhoc/down", post(async |core: Core| ask(core, Request::AdhocDown).await))
         .route("/v1/reload", post(async |core: Core| ask(core, Request::Reload).await))
         .route("/v1/down", post(async |core: Core| ask(core, Request::Down).await))
         .fallback(page_or_not_found)

@@ -15,6 +15,7 @@ macro_rules! typed_map {
 }
 
 mod accepted;
+pub mod adhoc;
 mod convert;
 mod counting;
 mod fast;

@@ -39,7 +39,7 @@ const CLIENT_IDLE: Duration = Duration::from_secs(600);
 /// Interval at which the clients' numbers of flows are corrected.
 const RECOUNT: Duration = Duration::from_secs(1);
 /// Priority of the filters before Linux 6.6, which has no BPF links at tc: after those of others.
-const PRIORITY: u16 = 49_000;
+pub(super) const PRIORITY: u16 = 49_000;
 /// What a filter needs that cannot be attached.
 const FILTER_NEEDS: &str = "; the kernel needs CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF: load the modules sch_ingress and cls_bpf (OpenWrt: \
                             install kmod-sched-core and kmod-sched-bpf)";
@@ -165,32 +165,12 @@ impl BpfSteering {
         }
         // What changes the addresses of the virtual interface outlives the daemon, like the firewall rules: only a filter of the device does.
         let stays = port.side == PortSide::Switch;
-        let by_link = kernel_at_least(6, 6) && !stays;
-        if !by_link {
-            // It fails if the device has one already.
-            let _ = tc::qdisc_add_clsact(&port.name);
-        }
         let mut attached: Vec<Box<dyn Send + Sync>> = Vec::new();
         for &(name, side) in programs(port.side) {
             // What only looks comes first, what sends packets elsewhere last.
             let order = if name == "braid_to_link" { LinkOrder::first() } else { LinkOrder::default() };
-            let options = if by_link {
-                TcAttachOptions::TcxOrder(order)
-            } else {
-                // An earlier daemon's. It fails if there is none.
-                let _ = tc::qdisc_detach_program(&port.name, side, name);
-                TcAttachOptions::Netlink(NlOptions { priority: PRIORITY + u16::from(name == LATE_PROGRAM), ..NlOptions::default() })
-            };
-            let Program::SchedClassifier(program) = program(&mut self.ebpf, name).map_err(|error| error.to_string())? else {
-                return Err(format!("{name} has another type"));
-            };
-            let link = program.attach_with_options(&port.name, side, options).and_then(|link| SchedClassifier::take_link(program, link));
-            let link = link.map_err(|error| detail(&error) + if by_link { "" } else { FILTER_NEEDS })?;
-            if stays {
-                std::mem::forget(link);
-            } else {
-                attached.push(Box::new(link));
-            }
+            let place = Place { device: &port.name, side, order, priority: PRIORITY + u16::from(name == LATE_PROGRAM), stays };
+            attached.extend(attach_classifier(&mut self.ebpf, name, place)?);
         }
         Ok(attached)
     }
@@ -284,6 +264,46 @@ impl BpfSteering {
     }
 }
 
+/// Where a program at tc runs.
+pub(super) struct Place<'a> {
+    pub(super) device: &'a str,
+    pub(super) side: TcAttachType,
+    /// Among the BPF links of the device (Linux 6.6).
+    pub(super) order: LinkOrder,
+    /// Among its filters, before that.
+    pub(super) priority: u16,
+    /// Whether it is a filter and stays when this process ends.
+    pub(super) stays: bool,
+}
+
+/// Attaches a loaded program. Returns what keeps it attached, unless it stays.
+pub(super) fn attach_classifier(
+    ebpf: &mut aya::Ebpf,
+    name: &'static str,
+    place: Place<'_>,
+) -> Result<Option<Box<dyn Send + Sync>>, String> {
+    let by_link = kernel_at_least(6, 6) && !place.stays;
+    let options = if by_link {
+        TcAttachOptions::TcxOrder(place.order)
+    } else {
+        // It fails if the device has one already.
+        let _ = tc::qdisc_add_clsact(place.device);
+        // An earlier daemon's. It fails if there is none.
+        let _ = tc::qdisc_detach_program(place.device, place.side, name);
+        TcAttachOptions::Netlink(NlOptions { priority: place.priority, ..NlOptions::default() })
+    };
+    let Program::SchedClassifier(program) = program(ebpf, name).map_err(|error| error.to_string())? else {
+        return Err(format!("{name} has another type"));
+    };
+    let link = program.attach_with_options(place.device, place.side, options).and_then(|link| SchedClassifier::take_link(program, link));
+    let link = link.map_err(|error| detail(&error) + if by_link { "" } else { FILTER_NEEDS })?;
+    if place.stays {
+        std::mem::forget(link);
+        return Ok(None);
+    }
+    Ok(Some(Box::new(link)))
+}
+
 /// Whether the switch acts at this port for moved flows.
 fn is_for_moves(port: &Port) -> bool {
     matches!(port.side, PortSide::Arrivals | PortSide::Departures)
@@ -324,6 +344,7 @@ pub fn sweep_filters() -> Result<(), DumpError> {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);
         }
+        let _ = tc::qdisc_detach_program(&device.name, TcAttachType::Ingress, super::adhoc::IN_PROGRAM);
     }
     Ok(())
 }

@@ -436,7 +436,7 @@ fn read_btf() -> Result<Btf, LoadError> {
 }
 
 /// How much of the object is loaded, and how large its maps are.
-struct Extent {
+pub(super) struct Extent {
     /// Whether the kernel's types are read, which any program but those of [`SMALL`] needs (CO-RE).
     has_types: bool,
     /// Numbers of entries that differ from those in the object.
@@ -474,8 +474,11 @@ const SMALL: Extent = Extent {
 /// Everything, but with room for a few flows: a test reads the whole table after each packet.
 const FEW: Extent = Extent { entries: &[("forwarded", 64), ("clients", 64)], ..WHOLE };
 
+/// An object whose programs read no types of the kernel.
+pub(super) const BARE: Extent = Extent { has_types: false, ..WHOLE };
+
 /// Creates the object's maps and relocates its types to the kernel's.
-fn load_object(object: &[u8], extent: &Extent) -> Result<aya::Ebpf, LoadError> {
+pub(super) fn load_object(object: &[u8], extent: &Extent) -> Result<aya::Ebpf, LoadError> {
     let has_retval = u8::from(kernel_at_least(5, 18));
     let mut loader = EbpfLoader::new();
     // The object that contains only the rule has no such constants.
@@ -579,7 +582,7 @@ pub(super) fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result
 
 /// Loads programs on two threads, because the verifier takes some 15 ms for each of the larger ones. The IPv4 and IPv6 variants of a program must be
 /// adjacent in `names`, so that each thread gets one of them. Without `btf`, only programs at tc can be loaded.
-fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: Option<&Btf>) -> Result<(), LoadError> {
+pub(super) fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: Option<&Btf>) -> Result<(), LoadError> {
     let mut found: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let (mut mine, mut others) = (Vec::new(), Vec::new());
     for name in names {
@@ -669,7 +672,7 @@ fn program_fd(ebpf: &aya::Ebpf, name: &'static str) -> Result<OwnedFd, LoadError
 }
 
 /// A descriptor of the map that this program dumps.
-fn map_fd(ebpf: &aya::Ebpf, program: &str, map: &str) -> Result<OwnedFd, LoadError> {
+pub(super) fn map_fd(ebpf: &aya::Ebpf, program: &str, map: &str) -> Result<OwnedFd, LoadError> {
     let Some(Map::SkStorage(map) | Map::HashMap(map) | Map::Array(map)) = ebpf.map(map) else {
         return Err(refused(program, format!("the programs lack the map {map}, which it dumps")));
     };

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use braid_model::{Family, LinkIndex};
+use braid_model::{Family, LinkIndex, Mac};
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -19,6 +19,29 @@ use super::talk::NetlinkSocket;
 pub(crate) fn turn_on(device: LinkIndex, mtu: u32) -> io::Result<()> {
     let mut message = turned_on(device);
     message.attributes = vec![LinkAttribute::Mtu(mtu)];
+    NetlinkSocket::open()?.change(RouteNetlinkMessage::SetLink(message), 0)
+}
+
+/// Sets the size of a device's largest packet in bytes.
+///
+/// # Errors
+/// As [`turn_on`].
+pub(crate) fn set_mtu(device: LinkIndex, mtu: u32) -> io::Result<()> {
+    set(device, LinkAttribute::Mtu(mtu))
+}
+
+/// Sets a device's Ethernet address. Some devices must be off.
+///
+/// # Errors
+/// Errors of the kernel: `ENODEV`, `EPERM`, `EBUSY`.
+pub(crate) fn set_mac(device: LinkIndex, mac: Mac) -> io::Result<()> {
+    set(device, LinkAttribute::Address(mac.0.to_vec()))
+}
+
+fn set(device: LinkIndex, attribute: LinkAttribute) -> io::Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = device.0;
+    message.attributes = vec![attribute];
     NetlinkSocket::open()?.change(RouteNetlinkMessage::SetLink(message), 0)
 }
 

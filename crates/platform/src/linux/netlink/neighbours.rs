@@ -1,13 +1,36 @@
-//! Neighbours whose hardware address is not known yet.
+//! The system's table of neighbours: their hardware addresses.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::net::Ipv4Addr;
 
-use braid_model::LinkIndex;
+use braid_model::{LinkIndex, Mac};
 use netlink_packet_core::Parseable;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
 
 use super::talk::NetlinkSocket;
+
+/// The IPv4 addresses of neighbours behind a device whose hardware addresses are known.
+///
+/// # Errors
+/// The kernel rejects the request, or a sandbox forbids AF_NETLINK.
+pub fn hardware_addresses(device: LinkIndex) -> io::Result<BTreeMap<Mac, Ipv4Addr>> {
+    let read = |body: &[u8]| {
+        let found = NeighbourMessage::parse(body).ok().filter(|found| found.header.ifindex == device.0)?;
+        let (mut mac, mut address) = (None, None);
+        for attribute in found.attributes {
+            match attribute {
+                NeighbourAttribute::LinkLayerAddress(bytes) => mac = <[u8; 6]>::try_from(bytes).ok().map(Mac),
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => address = Some(v4),
+                _ => {}
+            }
+        }
+        mac.zip(address)
+    };
+    let found = NetlinkSocket::open()?.dump(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()), read)?;
+    Ok(found.into_iter().collect())
+}
 
 /// Ends the search for neighbours behind a device that no packet leaves. The kernel keeps packets for them for three seconds, and TCP sends no segment again
 /// that it knows to be still in a queue of this machine: a flow that has moved to another link would wait for it. The kernel tells the sockets that the host

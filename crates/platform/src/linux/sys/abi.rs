@@ -1,6 +1,7 @@
-//! The Rust side of the structures and limits in `ebpf/braid.h`, `maps.h` and `trial.bpf.c`, which the daemon and its BPF programs exchange. A test
-//! compares the sizes of those in `braid.h` with C.
+//! The Rust side of the structures and limits in `ebpf/braid.h`, `adhoc.h`, `maps.h` and `trial.bpf.c`, which the daemon and its BPF programs exchange. A test
+//! compares the sizes of those in `braid.h` and `adhoc.h` with C.
 
+use braid_decide::adhoc::MAX_RADIOS;
 use braid_model::MAX_LINKS;
 
 /// Maximum number of redirected connections that wait for the daemon.
@@ -135,6 +136,18 @@ abi! {
     }
     /// `struct braid_fast`.
     Fast { id: u64, over: u32, own: u32, legs: [Leg; 2], }
+    /// `struct braid_mac`.
+    MacKey { byte: [u8; 6], pad: [u8; 2], }
+    /// `struct braid_adhoc`.
+    Adhoc { until: u64, device: u32, radios: u32, mac: MacKey, }
+    /// `struct braid_radio`.
+    Radio { device: u32, flags: u32, mac: MacKey, }
+    /// `struct braid_plan`.
+    Plan { share: [u32; MAX_RADIOS], at: [MacKey; MAX_RADIOS], by_frame: u32, pad: u32, }
+    /// `struct braid_pair_key`.
+    PairKey { mac: [u8; 6], radio: u16, }
+    /// `struct braid_pair`.
+    Pair { heard: u64, sent: u64, rx: u64, tx: u64, rtt: u64, samples: u32, pad: u32, }
     /// `struct braid_event`.
     Event { kind: u32, detail: u32, row: FlowRow, }
     /// `struct braid_signs`.
@@ -211,6 +224,11 @@ pub mod event {
     pub const COUNT: u32 = 3;
 }
 
+/// `BRAID_RADIO_TRANSLATES`.
+pub const RADIO_TRANSLATES: u32 = 1;
+/// Number of counts of the ad-hoc device (`BRAID_ADHOC_COUNTS`).
+pub const ADHOC_COUNTS: usize = 6;
+
 /// Number of counters.
 pub const COUNTERS: usize = 13;
 
@@ -228,7 +246,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 30];
+        static braid_native_sizes: [usize; 35];
     }
 
     #[test]
@@ -266,6 +284,11 @@ mod tests {
             size_of::<Leg>(),
             size_of::<Fast>(),
             size_of::<Rewrite>(),
+            size_of::<Adhoc>(),
+            size_of::<Radio>(),
+            size_of::<Plan>(),
+            size_of::<PairKey>(),
+            size_of::<Pair>(),
         ];
         assert_eq!(rust, c);
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use braid_model::{ByteCount, LinkIndex};
+use braid_model::{ByteCount, LinkIndex, Mac};
 use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type};
 
 /// Value from `asm-generic/socket.h`; missing in the `libc` crate.
@@ -31,11 +31,49 @@ pub fn buffered(socket: RawFd) -> ByteCount {
 /// `EPERM` without the privilege, `ENODEV` if the device is gone, `ENETDOWN` if it is off.
 pub fn sender_of_frames(device: LinkIndex) -> io::Result<Socket> {
     // Protocol 0: nothing arrives.
+    bound_to_device(device, 0)
+}
+
+/// A socket that sends Ethernet frames over a device, and receives those of one EtherType. While it exists, the device also receives frames for `also`, and all
+/// multicasts. Does not block. Needs `CAP_NET_RAW`.
+///
+/// # Errors
+/// Those of [`sender_of_frames`]; `InvalidData` if the device carries no Ethernet frames, as a radio in monitor mode.
+pub fn frames(device: LinkIndex, ether_type: u16, also: Option<Mac>) -> io::Result<Socket> {
+    let socket = bound_to_device(device, ether_type)?;
+    // SAFETY: the address of a socket of packets is a sockaddr_ll, which any bytes of the storage are.
+    let hardware = unsafe { (*socket.local_addr()?.as_ptr().cast::<libc::sockaddr_ll>()).sll_hatype };
+    if hardware != libc::ARPHRD_ETHER {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it carries no Ethernet frames (a radio in monitor mode?)"));
+    }
+    let join = |kind: libc::c_int, address: Option<Mac>| {
+        // SAFETY: all zero bytes are a valid packet_mreq.
+        let mut request: libc::packet_mreq = unsafe { std::mem::zeroed() };
+        request.mr_ifindex = i32::try_from(device.0).map_err(|_| io::ErrorKind::InvalidInput)?;
+        request.mr_type = kind as u16;
+        if let Some(Mac(bytes)) = address {
+            request.mr_alen = 6;
+            request.mr_address[..6].copy_from_slice(&bytes);
+        }
+        let (at, length) = (std::ptr::from_ref(&request).cast(), size_of::<libc::packet_mreq>() as libc::socklen_t);
+        // SAFETY: the kernel reads one packet_mreq, which is ours.
+        match unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, at, length) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    join(libc::PACKET_MR_ALLMULTI, None)?;
+    also.map_or(Ok(()), |mac| join(libc::PACKET_MR_UNICAST, Some(mac)))?;
+    Ok(socket)
+}
+
+fn bound_to_device(device: LinkIndex, ether_type: u16) -> io::Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking().cloexec(), None)?;
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: a sockaddr_ll of zeroes is valid, and smaller than the storage.
     let address = unsafe { storage.view_as::<libc::sockaddr_ll>() };
     address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = ether_type.to_be();
     address.sll_ifindex = i32::try_from(device.0).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the storage holds a sockaddr_ll, as the length says.
     let address = unsafe { SockAddr::new(storage, size_of::<libc::sockaddr_ll>() as libc::socklen_t) };

@@ -1,0 +1,650 @@
+//! The ad-hoc device without I/O: keeps the neighbour database, and decides how frames for each neighbour leave (Mota 2011, section 3).
+//!
+//! The caller passes in devices, frames and the time. [`Adhoc::tick`] says when it must be called again.
+
+mod settings;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use braid_api::{Accepted, AdhocChange, AdhocCounts, AdhocNeighbour, AdhocRadio, AdhocStatus};
+use braid_decide::adhoc::database::{Database, Neighbour};
+use braid_decide::adhoc::frame::{BROADCAST, Frame, Kind, arp_probe};
+use braid_decide::adhoc::pair::{Counted, Pair};
+use braid_decide::adhoc::{Candidate, MAX_RADIOS, Plan, WHOLE, shares_of};
+use braid_decide::energy::{Profiles, Technology};
+use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Power, Rate, Time};
+
+use crate::RequestError;
+use crate::profiles::shipped;
+use crate::steering::SteeringError;
+pub use settings::{AdhocSettings, DEFAULT_NAME, RadioTerms};
+
+/// Interval of announcements.
+const ANNOUNCED: Duration = Duration::from_secs(1);
+/// A pair of two Braid hosts without a round trip for this time is probed.
+const IDLE: Duration = Duration::from_secs(1);
+/// Interval at which a host without Braid is searched over radios that have not heard it.
+const SEARCHED: Duration = Duration::from_secs(5);
+/// Interval of [`Adhoc::tick`] while frames leave and while something is missing.
+const BUSY: Duration = Duration::from_millis(20);
+/// The same otherwise.
+const QUIET: Duration = Duration::from_millis(50);
+/// A warning is shown for this time after its cause was seen last.
+const WARNED: Duration = Duration::from_secs(30);
+
+/// A radio for the programs in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// Index of the device.
+    pub index: LinkIndex,
+    /// Its name.
+    pub name: String,
+    /// Its address.
+    pub mac: Mac,
+    /// Whether it carries only its own address, so that addresses are translated.
+    pub translates: bool,
+    /// Whether frames may leave over it.
+    pub works: bool,
+}
+
+/// What the programs did with frames that they did not pass, since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fates {
+    /// Copies of broadcasts that had arrived over another radio.
+    pub duplicates: u64,
+    /// Frames whose source is this device.
+    pub own: u64,
+    /// Broadcasts beyond the limit.
+    pub storms: u64,
+    /// Frames for unknown addresses, which left over all radios.
+    pub flooded: u64,
+    /// Frames from a bridge for a radio that carries only its own address.
+    pub foreign: u64,
+    /// Frames that left over no radio, because none works.
+    pub no_radio: u64,
+}
+
+/// What the device runs on: Linux, the simulator or a fake. Radios have places from 0.
+pub trait Radios {
+    /// Makes these the radios. Returns the places that could not be set, and why.
+    fn set_radios(&mut self, ports: &[Option<Port>; MAX_RADIOS]) -> Vec<(usize, String)>;
+    /// What was counted for the pairs that [`set_pair`](Self::set_pair) entered.
+    fn counted(&mut self) -> Result<Vec<(Mac, usize, Counted)>, SteeringError>;
+    /// Addresses without a plan to which frames were sent since the last call.
+    fn wanted(&mut self) -> Result<Vec<Mac>, SteeringError>;
+    /// When a host without a pair was heard over this radio.
+    fn stranger(&mut self, mac: Mac, radio: usize) -> Result<Option<Time>, SteeringError>;
+    /// Counts a pair from now on, or no longer.
+    fn set_pair(&mut self, mac: Mac, radio: usize, counts: bool) -> Result<(), SteeringError>;
+    /// Makes `at` the address of this neighbour on the radio; `None`: of nobody.
+    fn set_alias(&mut self, radio: usize, at: Mac, neighbour: Option<Mac>) -> Result<(), SteeringError>;
+    /// Sets how frames for a neighbour leave; `None`: over the radio that heard it last.
+    fn set_plan(&mut self, mac: Mac, plan: Option<&Plan>) -> Result<(), SteeringError>;
+    /// Sends a frame. One that cannot be sent is lost, as on the air.
+    fn send(&mut self, radio: usize, frame: &[u8]);
+    /// The IPv4 address of a neighbour, as the system knows it.
+    fn address(&mut self, mac: Mac) -> Option<Ipv4Addr>;
+    /// What became of frames.
+    fn fates(&mut self) -> Result<Fates, SteeringError>;
+    /// Sets the size of the device's largest packet in bytes.
+    fn set_mtu(&mut self, mtu: u32) -> Result<(), SteeringError>;
+}
+
+/// A radio and its device.
+struct Radio {
+    terms: RadioTerms,
+    facts: Option<LinkFacts>,
+    /// Why it is not used although its device is there.
+    trouble: Option<String>,
+}
+
+impl Radio {
+    fn translates(&self) -> bool {
+        // Access points accept frames only from the addresses that have associated (IEEE 802.11, clause 9.3.2).
+        let needs = self.facts.as_ref().is_some_and(|facts| facts.kind == LinkKind::Wireless || facts.name.starts_with("bnep"));
+        self.terms.translates.unwrap_or(needs)
+    }
+
+    fn technology(&self) -> Option<Technology> {
+        self.terms.technology.or_else(|| Technology::of(self.facts.as_ref()?.kind))
+    }
+
+    fn works(&self) -> bool {
+        self.trouble.is_none() && self.facts.as_ref().is_some_and(|facts| facts.carrier)
+    }
+
+    fn port(&self) -> Option<Port> {
+        let facts = self.facts.as_ref()?;
+        let (translates, works) = (self.translates(), self.works());
+        Some(Port { index: facts.index, name: facts.name.clone(), mac: facts.mac?, translates, works })
+    }
+
+    /// The address of frames that this host sends over it.
+    fn source(&self, device: Mac) -> Option<Mac> {
+        if self.translates() { self.facts.as_ref()?.mac } else { Some(device) }
+    }
+}
+
+/// What has been applied, to apply only changes.
+#[derive(Default)]
+struct Applied {
+    ports: [Option<Port>; MAX_RADIOS],
+    mtu: Option<u32>,
+    pairs: BTreeSet<(Mac, usize)>,
+    aliases: BTreeMap<(usize, Mac), Mac>,
+    plans: BTreeMap<Mac, Plan>,
+}
+
+/// The device.
+pub struct Adhoc<R> {
+    backend: R,
+    settings: AdhocSettings,
+    mac: Mac,
+    instance: u64,
+    profiles: Profiles,
+    saves_power: bool,
+    /// The radios of the settings, by place.
+    radios: [Option<Radio>; MAX_RADIOS],
+    database: Database,
+    applied: Applied,
+    sequence: u32,
+    announced: Option<Time>,
+    searched: Option<Time>,
+    /// When the cause was seen last.
+    warnings: BTreeMap<String, Time>,
+}
+
+impl<R: Radios> Adhoc<R> {
+    /// A device with these settings. `mac` is its address, `instance` a random number.
+    pub fn new(backend: R, settings: AdhocSettings, mac: Mac, instance: u64) -> Self {
+        let mut device = Self {
+            backend,
+            settings: AdhocSettings { radios: Vec::new(), ..settings.clone() },
+            mac,
+            instance,
+            profiles: shipped(),
+            saves_power: false,
+            radios: [const { None }; MAX_RADIOS],
+            database: Database::default(),
+            applied: Applied::default(),
+            sequence: 0,
+            announced: None,
+            searched: None,
+            warnings: BTreeMap::new(),
+        };
+        device.set(settings);
+        device
+    }
+
+    /// What it runs on.
+    pub fn backend(&mut self) -> &mut R {
+        &mut self.backend
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &AdhocSettings {
+        &self.settings
+    }
+
+    /// Sets everything but the name and the address. Radios that stay keep their places and neighbours.
+    pub fn set(&mut self, settings: AdhocSettings) {
+        for place in 0..MAX_RADIOS {
+            let Some(radio) = &mut self.radios[place] else { continue };
+            match settings.radios.iter().find(|terms| terms.name == radio.terms.name) {
+                Some(terms) => radio.terms = terms.clone(),
+                None => {
+                    self.radios[place] = None;
+                    self.database.forget_radio(place);
+                }
+            }
+        }
+        for terms in &settings.radios {
+            let known = self.radios.iter().flatten().any(|radio| radio.terms.name == terms.name);
+            if let Some(free) = self.radios.iter_mut().find(|place| place.is_none()).filter(|_| !known) {
+                *free = Some(Radio { terms: terms.clone(), facts: None, trouble: None });
+            }
+        }
+        self.settings = settings;
+    }
+
+    /// Changes the running device: all of it, or nothing.
+    ///
+    /// # Errors
+    /// As [`AdhocSettings::changed`].
+    pub fn change(&mut self, change: &AdhocChange) -> Result<Accepted, RequestError> {
+        let settings = self.settings.changed(change)?;
+        let message = format!("{} is changed", settings.name);
+        self.set(settings);
+        Ok(Accepted { message, warnings: Vec::new() })
+    }
+
+    /// Sets whether the battery is low, so that only the radio with the least energy is used if the terms say so.
+    pub fn set_low_battery(&mut self, low: bool) {
+        self.saves_power = low;
+    }
+
+    /// The devices of this machine have changed.
+    pub fn on_devices(&mut self, devices: &[LinkFacts]) {
+        let own = devices.iter().find(|facts| facts.name == self.settings.name).map(|facts| facts.index);
+        for (place, radio) in self.radios.iter_mut().enumerate() {
+            let Some(radio) = radio else { continue };
+            let facts = devices.iter().find(|facts| facts.name == radio.terms.name).cloned();
+            let anew = facts.as_ref().map(|facts| facts.index) != radio.facts.as_ref().map(|facts| facts.index);
+            radio.facts = facts;
+            if anew {
+                self.database.forget_radio(place);
+            }
+            let trouble = radio.facts.as_ref().and_then(|facts| unusable(facts, own));
+            // Why the kernel refused the device stays until the device is another.
+            if anew || trouble.is_some() || radio.trouble.as_deref().is_some_and(|old| old.starts_with(PORT)) {
+                radio.trouble = trouble;
+            }
+        }
+    }
+
+    /// A frame of Braid arrived over this radio.
+    pub fn on_frame(&mut self, now: Time, place: usize, bytes: &[u8]) {
+        let (Some(frame), Some(Some(radio))) = (Frame::decode(bytes), self.radios.get(place)) else { return };
+        let Some(source) = radio.source(self.mac).filter(|source| [BROADCAST, *source].contains(&frame.to)) else { return };
+        if frame.device == self.mac {
+            self.on_own(now, place, &frame);
+            return;
+        }
+        let (terms, works) = (self.settings.terms, self.works());
+        let Some(neighbour) = self.database.enter(now, frame.device, &terms) else { return };
+        if neighbour.instance.is_some_and(|instance| instance != frame.instance) {
+            // It has started again, with other numbers.
+            neighbour.pairs = [const { None }; MAX_RADIOS];
+        }
+        neighbour.instance = Some(frame.instance);
+        // Nobody takes another's place while that is heard.
+        if neighbour.pairs[place].as_ref().is_some_and(|(at, _)| *at != frame.from) {
+            return;
+        }
+        let (_, pair) = neighbour.pairs[place].get_or_insert_with(|| (frame.from, Pair::new(now)));
+        pair.set_remote(frame.radio);
+        for (_, pair) in neighbour.pairs.iter_mut().flatten() {
+            pair.on_working(frame.works);
+        }
+        let Some((_, pair)) = &mut neighbour.pairs[place] else { return };
+        match frame.kind {
+            Kind::Announcement => pair.on_announcement(now, frame.sequence),
+            Kind::Request => {
+                pair.on_heard(now);
+                let reply = Frame {
+                    to: frame.from,
+                    from: source,
+                    kind: Kind::Reply,
+                    radio: place as u8,
+                    device: self.mac,
+                    instance: self.instance,
+                    works,
+                    ..frame
+                };
+                self.backend.send(place, &reply.encode());
+            }
+            Kind::Reply => neighbour.proven |= pair.on_reply(now, frame.sequence),
+        }
+    }
+
+    /// A frame with this device's address arrived.
+    fn on_own(&mut self, now: Time, place: usize, frame: &Frame) {
+        let name = |place: usize| self.radios[place].as_ref().map_or_else(String::new, |radio| radio.terms.name.clone());
+        let warning = if frame.instance != self.instance {
+            format!(
+                "another host of this network has the address {} of {}, seen over {}: give one of the two another address, or leave it out",
+                self.mac,
+                self.settings.name,
+                name(place)
+            )
+        } else {
+            let other = usize::from(frame.radio);
+            format!("{} and {} are in one network: what leaves over one comes back over the other", name(other), name(place))
+        };
+        self.warn(now, warning);
+    }
+
+    fn warn(&mut self, now: Time, text: String) {
+        if self.warnings.insert(text.clone(), now).is_none() {
+            tracing::warn!("{text}");
+        }
+    }
+
+    /// Reads what was counted, sends what is due, and applies what follows. Returns when it must be called again at the latest.
+    ///
+    /// # Errors
+    /// The kernel refuses something. The next call tries again.
+    pub fn tick(&mut self, now: Time) -> Result<Time, SteeringError> {
+        self.apply_radios()?;
+        self.read_counts(now)?;
+        self.admit(now)?;
+        self.database.expire(now, &self.settings.terms);
+        self.announce(now);
+        let busy = self.probe(now);
+        self.search(now)?;
+        self.apply_neighbours()?;
+        self.warnings.retain(|_, seen| now.since(*seen) < WARNED);
+        Ok(now + if busy { BUSY } else { QUIET })
+    }
+
+    fn apply_radios(&mut self) -> Result<(), SteeringError> {
+        let ports: [_; MAX_RADIOS] = std::array::from_fn(|place| self.radios[place].as_ref().and_then(Radio::port));
+        if ports != self.applied.ports {
+            for (place, reason) in self.backend.set_radios(&ports) {
+                if let Some(radio) = &mut self.radios[place] {
+                    tracing::warn!(radio = radio.terms.name, reason, "the radio is not used");
+                    radio.trouble = Some(reason);
+                }
+            }
+            // A radio that came is announced at once.
+            self.announced = None;
+            self.applied.ports = ports;
+        }
+        let mtu =
+            self.radios.iter().flatten().filter(|radio| radio.trouble.is_none()).filter_map(|radio| Some(radio.facts.as_ref()?.mtu)).min();
+        if let Some(mtu) = mtu.filter(|mtu| self.applied.mtu != Some(*mtu)) {
+            self.backend.set_mtu(mtu)?;
+            self.applied.mtu = Some(mtu);
+        }
+        Ok(())
+    }
+
+    fn read_counts(&mut self, now: Time) -> Result<(), SteeringError> {
+        for (mac, radio, counted) in self.backend.counted()? {
+            let Some(neighbour) = self.database.get_mut(&mac) else { continue };
+            let plain = neighbour.instance.is_none();
+            let since = neighbour.since;
+            if let Some((_, pair)) = &mut neighbour.pairs[radio] {
+                pair.on_counted(now, counted, plain);
+                neighbour.proven |= plain && counted.heard > since;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters the hosts to which frames were sent, with the radios that have heard them.
+    fn admit(&mut self, now: Time) -> Result<(), SteeringError> {
+        for mac in self.backend.wanted()? {
+            self.find(now, mac)?;
+        }
+        Ok(())
+    }
+
+    fn find(&mut self, now: Time, mac: Mac) -> Result<(), SteeringError> {
+        for place in 0..MAX_RADIOS {
+            if self.radios[place].is_none() {
+                continue;
+            }
+            let heard = self.backend.stranger(mac, place)?.filter(|heard| now.since(*heard) <= self.settings.terms.expiry);
+            let terms = self.settings.terms;
+            if let (Some(heard), Some(neighbour)) = (heard, heard.and_then(|_| self.database.enter(now, mac, &terms))) {
+                neighbour.pairs[place].get_or_insert_with(|| (mac, Pair::new(heard)));
+            }
+        }
+        Ok(())
+    }
+
+    fn announce(&mut self, now: Time) {
+        if self.announced.is_some_and(|last| now.since(last) < ANNOUNCED) {
+            return;
+        }
+        self.announced = Some(now);
+        self.sequence = self.sequence.wrapping_add(1);
+        for place in 0..MAX_RADIOS {
+            self.send(place, BROADCAST, Kind::Announcement, self.sequence);
+        }
+    }
+
+    /// Tells the neighbours that the device goes.
+    pub fn say_goodbye(&mut self) {
+        self.sequence = self.sequence.wrapping_add(1);
+        for place in 0..MAX_RADIOS {
+            self.send_frame(place, BROADCAST, Kind::Announcement, self.sequence, 0);
+        }
+    }
+
+    /// The radios that work, a bit for each place.
+    fn works(&self) -> u8 {
+        let works = |place: &usize| self.radios[*place].as_ref().is_some_and(Radio::works);
+        (0..MAX_RADIOS).filter(works).fold(0, |all, place| all | 1 << place)
+    }
+
+    fn send(&mut self, place: usize, to: Mac, kind: Kind, sequence: u32) {
+        self.send_frame(place, to, kind, sequence, self.works());
+    }
+
+    fn send_frame(&mut self, place: usize, to: Mac, kind: Kind, sequence: u32, works: u8) {
+        let Some(radio) = self.radios[place].as_ref().filter(|radio| radio.works()) else { return };
+        let Some(from) = radio.source(self.mac) else { return };
+        let frame = Frame { to, from, kind, radio: place as u8, device: self.mac, sequence, instance: self.instance, works };
+        self.backend.send(place, &frame.encode());
+    }
+
+    /// Sends the probes that are due. Returns whether any pair must be looked at soon.
+    fn probe(&mut self, now: Time) -> bool {
+        let mut due = Vec::new();
+        let mut busy = false;
+        let works: [bool; MAX_RADIOS] = std::array::from_fn(|place| self.radios[place].as_ref().is_some_and(Radio::works));
+        for (mac, neighbour) in self.database.iter_mut() {
+            // A host without Braid answers only if its address is known.
+            let address = if neighbour.instance.is_some() { None } else { self.backend.address(*mac) };
+            if neighbour.instance.is_none() && address.is_none() {
+                continue;
+            }
+            let idle = if address.is_some() { self.settings.terms.expiry / 3 } else { IDLE };
+            for (place, pair) in neighbour.pairs.iter_mut().enumerate().filter(|(place, _)| works[*place]) {
+                let Some((at, pair)) = pair else { continue };
+                if let Some(sequence) = pair.probe(now, idle) {
+                    due.push((place, *at, sequence, address));
+                }
+                busy |= pair.is_busy(now);
+            }
+        }
+        for (place, to, sequence, address) in due {
+            match address {
+                None => self.send(place, to, Kind::Request, sequence),
+                Some(address) => self.send_arp(place, to, address),
+            }
+        }
+        busy
+    }
+
+    fn send_arp(&mut self, place: usize, to: Mac, address: Ipv4Addr) {
+        let source = self.radios[place].as_ref().filter(|radio| radio.works()).and_then(|radio| radio.source(self.mac));
+        if let Some(from) = source {
+            self.backend.send(place, &arp_probe(to, from, address));
+        }
+    }
+
+    /// Searches hosts without Braid over the radios that have not heard them.
+    fn search(&mut self, now: Time) -> Result<(), SteeringError> {
+        if self.searched.is_some_and(|last| now.since(last) < SEARCHED) {
+            return Ok(());
+        }
+        self.searched = Some(now);
+        let is_plain = |neighbour: &Neighbour| neighbour.instance.is_none() && neighbour.proven;
+        let plain: Vec<Mac> = self.database.iter().filter(|(_, neighbour)| is_plain(neighbour)).map(|(mac, _)| *mac).collect();
+        for mac in plain {
+            // Those that answered the last search.
+            self.find(now, mac)?;
+            let Some(address) = self.backend.address(mac) else { continue };
+            let missing: Vec<usize> = (0..MAX_RADIOS)
+                .filter(|place| self.database.get_mut(&mac).is_some_and(|neighbour| neighbour.pairs[*place].is_none()))
+                .collect();
+            missing.into_iter().for_each(|place| self.send_arp(place, mac, address));
+        }
+        Ok(())
+    }
+
+    fn apply_neighbours(&mut self) -> Result<(), SteeringError> {
+        let mut wanted = Applied::default();
+        for (mac, neighbour) in self.database.iter() {
+            for (place, pair) in neighbour.pairs.iter().enumerate() {
+                let Some((at, _)) = pair else { continue };
+                wanted.pairs.insert((*mac, place));
+                if at != mac {
+                    wanted.aliases.insert((place, *at), *mac);
+                }
+            }
+            if neighbour.proven {
+                wanted.plans.insert(*mac, self.plan(*mac, neighbour));
+            }
+        }
+        let Self { backend, applied, .. } = self;
+        // Those that are gone first: the kernel's tables have no more room than this.
+        for gone in applied.plans.keys().filter(|mac| !wanted.plans.contains_key(mac)) {
+            backend.set_plan(*gone, None)?;
+        }
+        for (mac, place) in applied.pairs.difference(&wanted.pairs) {
+            backend.set_pair(*mac, *place, false)?;
+        }
+        for (place, at) in applied.aliases.keys().filter(|key| !wanted.aliases.contains_key(key)) {
+            backend.set_alias(*place, *at, None)?;
+        }
+        for (mac, place) in wanted.pairs.difference(&applied.pairs) {
+            backend.set_pair(*mac, *place, true)?;
+        }
+        for ((place, at), mac) in wanted.aliases.iter().filter(|(key, mac)| applied.aliases.get(key) != Some(mac)) {
+            backend.set_alias(*place, *at, Some(*mac))?;
+        }
+        for (mac, plan) in wanted.plans.iter().filter(|(mac, plan)| applied.plans.get(mac) != Some(plan)) {
+            backend.set_plan(*mac, Some(plan))?;
+        }
+        let (ports, mtu) = (std::mem::take(&mut applied.ports), applied.mtu);
+        *applied = Applied { ports, mtu, ..wanted };
+        Ok(())
+    }
+
+    fn plan(&self, mac: Mac, neighbour: &Neighbour) -> Plan {
+        let candidates = |dead: bool| {
+            std::array::from_fn::<_, MAX_RADIOS, _>(|place| {
+                let (radio, (_, pair)) = (self.radios[place].as_ref()?, neighbour.pairs[place].as_ref()?);
+                (radio.works() && (dead || !pair.is_dead())).then(|| Candidate {
+                    priority: radio.terms.priority,
+                    heard: pair.heard(),
+                    srtt: pair.srtt(),
+                    rate: radio.facts.as_ref().and_then(|facts| facts.nominal).unwrap_or(Rate::ZERO),
+                    power: self.power(radio),
+                })
+            })
+        };
+        let saves_power = self.saves_power && self.settings.terms.power_saving;
+        let mut shares = shares_of(&candidates(false), self.settings.terms.hysteresis, saves_power);
+        if shares == [0; MAX_RADIOS] {
+            // If all are dead, all count as living, as links do.
+            shares = shares_of(&candidates(true), self.settings.terms.hysteresis, saves_power);
+        }
+        let at = std::array::from_fn(|place| neighbour.pairs[place].as_ref().map(|(at, _)| *at).filter(|at| *at != mac));
+        Plan { shares, at, by_frame: self.settings.terms.by_frame }
+    }
+
+    /// The power of a radio while it sends, above its idle power. Radios of unknown technology count as the hungriest.
+    fn power(&self, radio: &Radio) -> Power {
+        let of = |radio: &Radio| {
+            let profile = self.profiles.find(None, radio.technology()?)?;
+            let rate = radio.facts.as_ref().and_then(|facts| facts.nominal).unwrap_or(Rate::from_mbps(1));
+            Some(profile.power_at(Rate::ZERO, rate).above(profile.idle()))
+        };
+        let hungriest = self.radios.iter().flatten().filter_map(of).fold(Power::ZERO, |most, one| if one > most { one } else { most });
+        of(radio).unwrap_or(hungriest)
+    }
+
+    /// The device for clients of the API.
+    ///
+    /// # Errors
+    /// The kernel's counters cannot be read.
+    pub fn view(&mut self, now: Time) -> Result<AdhocStatus, SteeringError> {
+        let fates = self.backend.fates()?;
+        let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let radios = self.radios.iter().enumerate().filter_map(|(place, radio)| Some((place, radio.as_ref()?)));
+        Ok(AdhocStatus {
+            name: self.settings.name.clone(),
+            mac: self.mac.to_string(),
+            mtu: self.applied.mtu,
+            authenticated: false,
+            by_frame: self.settings.terms.by_frame,
+            hysteresis_ms: ms(self.settings.terms.hysteresis),
+            expiry_ms: ms(self.settings.terms.expiry),
+            power_saving: self.settings.terms.power_saving,
+            saving_power: self.saves_power && self.settings.terms.power_saving,
+            radios: radios
+                .map(|(place, radio)| AdhocRadio {
+                    name: radio.terms.name.clone(),
+                    mac: radio.facts.as_ref().and_then(|facts| facts.mac).map(|mac| mac.to_string()),
+                    up: radio.works(),
+                    reason: radio.reason(),
+                    priority: radio.terms.priority,
+                    technology: radio.technology().map(|technology| technology.to_string()),
+                    translates: radio.translates(),
+                    neighbours: self.database.iter().filter(|(_, one)| one.pairs[place].is_some()).count() as u64,
+                })
+                .collect(),
+            neighbours: self.rows(now),
+            counts: AdhocCounts {
+                duplicates: fates.duplicates,
+                own: fates.own,
+                storms: fates.storms,
+                flooded: fates.flooded,
+                foreign: fates.foreign,
+                no_radio: fates.no_radio,
+            },
+            warnings: self.warnings.keys().cloned().collect(),
+        })
+    }
+
+    fn rows(&self, now: Time) -> Vec<AdhocNeighbour> {
+        let row = |mac: &Mac, neighbour: &Neighbour, place: usize| {
+            let (radio, (at, pair)) = (self.radios[place].as_ref()?, neighbour.pairs[place].as_ref()?);
+            let plan = self.applied.plans.get(mac);
+            Some(AdhocNeighbour {
+                mac: mac.to_string(),
+                radio: radio.terms.name.clone(),
+                at: (at != mac).then(|| at.to_string()),
+                braid: neighbour.instance.is_some(),
+                state: if !neighbour.proven {
+                    "new"
+                } else if pair.is_dead() {
+                    "dead"
+                } else {
+                    "up"
+                }
+                .to_owned(),
+                last_heard_ms: u64::try_from(now.since(pair.heard()).as_millis()).unwrap_or(u64::MAX),
+                rtt_us: pair.srtt().map(|srtt| u64::try_from(srtt.as_micros()).unwrap_or(u64::MAX)),
+                loss: pair.loss(),
+                share: plan.map_or(0.0, |plan| f64::from(plan.shares[place]) / f64::from(WHOLE)),
+            })
+        };
+        self.database.iter().flat_map(|(mac, one)| (0..MAX_RADIOS).filter_map(move |place| row(mac, one, place))).collect()
+    }
+}
+
+/// What the reasons begin with that go when the device is no longer a port.
+const PORT: &str = "it is a port of";
+
+impl Radio {
+    fn reason(&self) -> Option<String> {
+        match &self.facts {
+            None => Some("there is no such device".to_owned()),
+            Some(facts) => self.trouble.clone().or_else(|| (!facts.carrier).then(|| "it is off, or has no carrier".to_owned())),
+        }
+    }
+}
+
+/// Why a device cannot be a radio.
+fn unusable(facts: &LinkFacts, own: Option<LinkIndex>) -> Option<String> {
+    match facts.master {
+        Some(master) if Some(master) == own => return Some(format!("{PORT} the device itself: remove it from there")),
+        Some(_) => return Some(format!("{PORT} a bridge or bond, which would send frames around in a circle: remove it from there")),
+        None => {}
+    }
+    let reason = match facts.kind {
+        LinkKind::Loopback => "it is the loopback device",
+        LinkKind::Vpn => "it is a tunnel, not an Ethernet device",
+        _ if facts.mac.is_none() => "it has no Ethernet address",
+        _ => return None,
+    };
+    Some(reason.to_owned())
+}

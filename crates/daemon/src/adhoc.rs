@@ -1,0 +1,225 @@
+//! The thread of the ad-hoc device, in the daemon or alone (`braid adhoc up` without a daemon).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc as sync;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context;
+use braid_api::{Accepted, AdhocChange, AdhocStatus, AdhocUp};
+use braid_control::RequestError;
+use braid_control::adhoc::{Adhoc, AdhocSettings};
+use braid_decide::tradeoff::Supply;
+use braid_decide::virtual_interface::saves_power;
+use braid_http::{Api, ReplySender, Request, Server, Serving};
+use braid_model::{Mac, NetworkSnapshot};
+use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, address_of};
+use braid_platform::linux::model::SYS;
+use braid_platform::linux::netlink::Follower;
+use braid_platform::linux::sys::bpf::now;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+
+use crate::system::{notify, watch_battery};
+
+/// What the user should know about a group without a key.
+pub const UNAUTHENTICATED: &str = "the group is not authenticated: whoever is in reach of a radio can send frames in the name of its hosts, as on any Ethernet without MACsec";
+/// Delay before the thread tries again what the kernel refused.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+enum Command {
+    View(ReplySender<AdhocStatus>),
+    Change(AdhocChange, ReplySender<Accepted>),
+    LowBattery(bool),
+    End,
+}
+
+/// A running device. It is removed when this is dropped.
+pub struct AdhocThread {
+    name: String,
+    commands: sync::Sender<Command>,
+    thread: Option<JoinHandle<()>>,
+    low_battery: bool,
+}
+
+impl AdhocThread {
+    /// Makes the device in this thread's network namespace, and starts the thread.
+    ///
+    /// # Errors
+    /// None of the radios exists, so that the device has no address; those of [`AdhocDevice::make`]; the thread cannot be started.
+    pub fn start(settings: AdhocSettings, network: watch::Receiver<Arc<NetworkSnapshot>>) -> Result<Self, RequestError> {
+        let mac = settings.mac.map_or_else(|| derived_address(&settings, &network.borrow()), Ok)?;
+        let failed = |reason: String| RequestError::failed("Not made", reason);
+        let device = AdhocDevice::make(&settings.name, mac).map_err(|error| match error {
+            AdhocError::Taken(_) => RequestError::conflict("Not made", error.to_string()),
+            _ => failed(error.to_string()),
+        })?;
+        let instance = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), mac.0);
+        let (name, (commands, orders)) = (settings.name.clone(), sync::channel());
+        let worker = Worker { adhoc: Adhoc::new(device, settings, mac, instance), network, orders, trouble: None };
+        let thread = thread::Builder::new().name("braid-adhoc".to_owned()).spawn(move || worker.run());
+        let thread = thread.map_err(|error| failed(format!("cannot start its thread: {error}")))?;
+        Ok(Self { name, commands, thread: Some(thread), low_battery: false })
+    }
+
+    /// Name of the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Answers with the state of the device.
+    pub fn view(&self, reply: ReplySender<AdhocStatus>) {
+        // If the thread has ended, the reply is dropped, and the client learns it.
+        let _ = self.commands.send(Command::View(reply));
+    }
+
+    /// Changes the device, and answers.
+    pub fn change(&self, change: AdhocChange, reply: ReplySender<Accepted>) {
+        let _ = self.commands.send(Command::Change(change, reply));
+    }
+
+    /// The battery's state has changed.
+    pub fn set_supply(&mut self, supply: Option<&Supply>) {
+        let low = supply.is_some_and(|supply| saves_power(Some((supply.level * 100.0) as u8), supply.plugged));
+        if low != self.low_battery {
+            self.low_battery = low;
+            let _ = self.commands.send(Command::LowBattery(low));
+        }
+    }
+}
+
+impl Drop for AdhocThread {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::End);
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn derived_address(settings: &AdhocSettings, network: &NetworkSnapshot) -> Result<Mac, RequestError> {
+    let mac_of = |name: &str| network.interfaces.iter().find(|facts| facts.name == name).and_then(|facts| facts.mac);
+    let first = settings.radios.iter().find_map(|radio| mac_of(&radio.name));
+    first.map(|radio| address_of(&settings.name, radio)).ok_or_else(|| {
+        let names: Vec<&str> = settings.radios.iter().map(|radio| radio.name.as_str()).collect();
+        let detail = format!(
+            "{} gets its address from its first radio, and none of {} exists: `ip link` lists the devices; or give it an address with --mac",
+            settings.name,
+            names.join(", ")
+        );
+        RequestError::conflict("Not made", detail)
+    })
+}
+
+struct Worker {
+    adhoc: Adhoc<AdhocDevice>,
+    network: watch::Receiver<Arc<NetworkSnapshot>>,
+    orders: sync::Receiver<Command>,
+    trouble: Option<String>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        self.adhoc.on_devices(&self.network.borrow_and_update().interfaces);
+        loop {
+            let wait = self.tick();
+            self.adhoc.backend().wait(wait);
+            for (place, frame) in self.adhoc.backend().receive() {
+                self.adhoc.on_frame(now(), place, &frame);
+            }
+            if self.network.has_changed().unwrap_or(false) {
+                let network = self.network.borrow_and_update().clone();
+                self.adhoc.on_devices(&network.interfaces);
+            }
+            loop {
+                match self.orders.try_recv() {
+                    Ok(Command::View(reply)) => {
+                        let view = self.adhoc.view(now()).map_err(|error| RequestError::failed("Not read", error.to_string()));
+                        let _ = reply.send(view);
+                    }
+                    Ok(Command::Change(change, reply)) => {
+                        let changed = self.adhoc.change(&change);
+                        let network = self.network.borrow().clone();
+                        self.adhoc.on_devices(&network.interfaces);
+                        let _ = reply.send(changed);
+                    }
+                    Ok(Command::LowBattery(low)) => self.adhoc.set_low_battery(low),
+                    Ok(Command::End) | Err(sync::TryRecvError::Disconnected) => return self.adhoc.say_goodbye(),
+                    Err(sync::TryRecvError::Empty) => break,
+                }
+            }
+        }
+    }
+
+    /// One step. Returns the time until the next one.
+    fn tick(&mut self) -> Duration {
+        let time = now();
+        let next = self.adhoc.tick(time).and_then(|next| self.adhoc.backend().heartbeat().map(|()| next));
+        match next {
+            Ok(next) => {
+                self.trouble = None;
+                next.since(time)
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if self.trouble.as_ref() != Some(&text) {
+                    tracing::warn!("the ad-hoc device: {text}; trying again");
+                    self.trouble = Some(text);
+                }
+                RETRY_AFTER
+            }
+        }
+    }
+}
+
+/// Serves the device until a signal, or `braid adhoc down`, ends it. `ready` is called once it exists.
+///
+/// # Errors
+/// The socket cannot be served, or the device not be made.
+pub fn run_alone(up: &AdhocUp, socket: &Path, sys: Option<&Path>, ready: impl FnOnce(&str)) -> anyhow::Result<()> {
+    crate::privilege::check_adhoc()?;
+    let settings = AdhocSettings::of(up).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    let result = runtime.block_on(serve(settings, socket, sys.unwrap_or(Path::new(SYS)), ready));
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(settings: AdhocSettings, socket: &Path, sys: &Path, ready: impl FnOnce(&str)) -> anyhow::Result<()> {
+    let server = Server::bind(socket)?;
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (_follower, network) = Follower::start()?;
+    let mut device = AdhocThread::start(settings, network).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+    crate::privilege::narrow(false).context("cannot drop the privileges that are no longer needed")?;
+    let (requests, mut inbox) = mpsc::channel(64);
+    let (api, _feed, spreader) = Api::new(requests);
+    let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
+    let mut supply = watch_battery(sys);
+    ready(device.name());
+    notify("READY=1");
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            Some(supply) = supply.recv() => device.set_supply(supply.as_ref()),
+            request = inbox.recv() => match request {
+                None => break,
+                Some(Request::Adhoc(reply)) => device.view(reply),
+                Some(Request::ChangeAdhoc(change, reply)) => device.change(change, reply),
+                Some(Request::AdhocUp(_, reply)) => {
+                    let detail = format!("{} is up already, in a process of its own: `braid adhoc down --name {0}` ends it", device.name());
+                    let _ = reply.send(Err(RequestError::conflict("Not made", detail)));
+                }
+                Some(Request::AdhocDown(reply)) => {
+                    let message = format!("{} is removed; its radios are as before", device.name());
+                    let _ = reply.send(Ok(Accepted { message, warnings: Vec::new() }));
+                    break;
+                }
+                // Everything else needs the daemon. The client gets the error of a process that ends.
+                Some(_) => {}
+            },
+        }
+    }
+    drop(device);
+    serving.end(Duration::from_secs(2)).await;
+    Ok(())
+}

@@ -1,0 +1,365 @@
+//! The ad-hoc device on Linux: a TAP device, the programs of `ebpf/adhoc.bpf.c`, and a socket for Braid's own frames at each radio.
+//!
+//! File descriptors hold all of it. When the process ends, however it ends, the kernel removes the device, and the radios are as before. Before Linux 6.6 the
+//! programs at the radios are filters, which stay: they let all frames pass [`LINGER`] after the last heartbeat, and [`super::sweep_filters`] removes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use aya::maps::{Array, HashMap, MapData};
+use aya::programs::{LinkOrder, TcAttachType};
+use braid_control::adhoc::{Fates, Port, Radios};
+use braid_control::steering::SteeringError;
+use braid_decide::adhoc::frame::ETHER_TYPE;
+use braid_decide::adhoc::pair::Counted;
+use braid_decide::adhoc::{MAX_NEIGHBOURS, MAX_RADIOS, Plan};
+use braid_model::{LinkIndex, Mac, Time};
+use socket2::Socket;
+
+use super::forward::{PRIORITY, Place, attach_classifier};
+use super::load::{BARE, LoadError, kernel_at_least, load_object, load_programs, map_fd};
+use super::{failed, ignore_missing, take_map};
+use crate::linux::netlink;
+use crate::linux::sys::process::poll;
+use crate::linux::sys::{abi, bpf as sys, socket, tun};
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/adhoc.bpf.o"));
+const OUT_PROGRAM: &str = "braid_adhoc_out";
+/// Runs at the radios.
+pub(super) const IN_PROGRAM: &str = "braid_adhoc_in";
+/// Interval between readings of the system's table of neighbours.
+const ADDRESSES_READ: Duration = Duration::from_secs(1);
+/// Most frames that [`AdhocDevice::receive`] reads from a radio at once.
+const FRAMES_AT_ONCE: usize = 256;
+
+/// Filters act for this time after the last heartbeat.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Why there is no device. Nothing stays behind.
+#[derive(Debug, thiserror::Error)]
+pub enum AdhocError {
+    /// The name is taken.
+    #[error("there is a device {0} already: choose another name, or remove it with `ip link del {0}`")]
+    Taken(String),
+    /// The system makes no such device.
+    #[error("cannot make the device {name}: {error}; it needs {} and CAP_NET_ADMIN (root has it)", tun::MAKER)]
+    Device {
+        /// Its name.
+        name: String,
+        /// Error of the system.
+        error: io::Error,
+    },
+    /// The kernel refused the programs.
+    #[error(transparent)]
+    Programs(#[from] LoadError),
+    /// The programs cannot be attached to the device, or their maps not be set.
+    #[error("cannot set up the device {name}: {reason}")]
+    Setup {
+        /// Its name.
+        name: String,
+        /// What failed, and why.
+        reason: String,
+    },
+}
+
+/// The device.
+pub struct AdhocDevice {
+    index: LinkIndex,
+    mac: Mac,
+    ebpf: aya::Ebpf,
+    own: Array<MapData, abi::Adhoc>,
+    radios: Array<MapData, abi::Radio>,
+    places: HashMap<MapData, u32, u32>,
+    plans: HashMap<MapData, abi::MacKey, abi::Plan>,
+    pairs: HashMap<MapData, abi::PairKey, abi::Pair>,
+    /// The same map.
+    pairs_file: OwnedFd,
+    strangers: HashMap<MapData, abi::PairKey, u64>,
+    wanted: HashMap<MapData, abi::MacKey, u64>,
+    aliases: HashMap<MapData, abi::PairKey, abi::MacKey>,
+    counts: Array<MapData, u64>,
+    attached: [Option<AttachedRadio>; MAX_RADIOS],
+    /// A bit for each radio over which frames may leave.
+    working: u32,
+    /// Whether the programs are removed with this process.
+    by_link: bool,
+    addresses: BTreeMap<Mac, Ipv4Addr>,
+    addresses_read: Option<Time>,
+    _out: Option<Box<dyn Send + Sync>>,
+    file: File,
+}
+
+/// A radio at which the programs run.
+struct AttachedRadio {
+    port: Port,
+    socket: Socket,
+    _in: Option<Box<dyn Send + Sync>>,
+}
+
+/// The Ethernet address of the device `name` whose first radio has `radio`: always the same, and no manufacturer's (IEEE 802, clause 8.4).
+pub fn address_of(name: &str, radio: Mac) -> Mac {
+    // FNV-1a.
+    let sum =
+        name.bytes().chain(radio.0).fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let [first, rest @ ..] = sum.to_be_bytes();
+    Mac([first & 0xfc | 2, rest[0], rest[1], rest[2], rest[3], rest[4] ^ rest[5] ^ rest[6]])
+}
+
+impl AdhocDevice {
+    /// Makes the device in this thread's network namespace, without radios.
+    ///
+    /// # Errors
+    /// The name is taken, or not one of a device; the privilege or the kernel's support is missing.
+    pub fn make(name: &str, mac: Mac) -> Result<Self, AdhocError> {
+        if tun::index(name).is_ok() {
+            return Err(AdhocError::Taken(name.to_owned()));
+        }
+        let no_device = |error: io::Error| AdhocError::Device { name: name.to_owned(), error };
+        let file = tun::open(name, tun::Kind::Frames).map_err(no_device)?;
+        let index = LinkIndex(tun::index(name).map_err(no_device)?);
+        netlink::set_mac(index, mac).map_err(no_device)?;
+        let mut ebpf = load_object(OBJECT, &BARE)?;
+        load_programs(&mut ebpf, &[OUT_PROGRAM, IN_PROGRAM], None)?;
+        let setup = |reason: String| AdhocError::Setup { name: name.to_owned(), reason };
+        let place = Place { device: name, side: TcAttachType::Egress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
+        let out = attach_classifier(&mut ebpf, OUT_PROGRAM, place).map_err(setup)?;
+        macro_rules! map {
+            ($kind:ident, $name:literal) => {
+                $kind::try_from(take_map(&mut ebpf, $name)?).map_err(|error| setup(error.to_string()))?
+            };
+        }
+        let mut device = Self {
+            index,
+            mac,
+            own: map!(Array, "adhoc"),
+            radios: map!(Array, "radios"),
+            places: map!(HashMap, "places"),
+            plans: map!(HashMap, "plans"),
+            pairs_file: map_fd(&ebpf, OUT_PROGRAM, "pairs")?,
+            pairs: map!(HashMap, "pairs"),
+            strangers: map!(HashMap, "strangers"),
+            wanted: map!(HashMap, "wanted"),
+            aliases: map!(HashMap, "aliases"),
+            counts: map!(Array, "adhoc_counts"),
+            ebpf,
+            attached: [const { None }; MAX_RADIOS],
+            working: 0,
+            by_link: kernel_at_least(6, 6),
+            addresses: BTreeMap::new(),
+            addresses_read: None,
+            _out: out,
+            file,
+        };
+        device.set_own(0).map_err(|error| setup(error.to_string()))?;
+        netlink::turn_on(index, 1500).map_err(no_device)?;
+        Ok(device)
+    }
+
+    /// Waits until [`receive`](Self::receive) has frames, for at most this time.
+    pub fn wait(&self, most: Duration) {
+        // Only the end of the device is awaited in places without a radio.
+        let mut on = [(self.file.as_fd(), false); MAX_RADIOS];
+        for (entry, radio) in on.iter_mut().zip(self.attached.iter().flatten()) {
+            *entry = (radio.socket.as_fd(), true);
+        }
+        if poll(on, Some(most)).is_err() {
+            std::thread::sleep(most);
+        }
+    }
+
+    /// The frames of Braid that arrived over the radios, with their places.
+    pub fn receive(&mut self) -> Vec<(usize, Vec<u8>)> {
+        let mut frames = Vec::new();
+        for (place, radio) in self.attached.iter().enumerate() {
+            let Some(radio) = radio else { continue };
+            let mut buffer = [0; 128];
+            for _ in 0..FRAMES_AT_ONCE {
+                match io::Read::read(&mut &radio.socket, &mut buffer) {
+                    Ok(length) => frames.push((place, buffer[..length].to_vec())),
+                    Err(_) => break,
+                }
+            }
+        }
+        frames
+    }
+
+    fn set_own(&mut self, radios: u32) -> Result<(), SteeringError> {
+        let until = if self.by_link { u64::MAX } else { (sys::now() + LINGER).as_nanos() };
+        let own = abi::Adhoc { until, device: self.index.0, radios, mac: key(self.mac) };
+        self.working = radios;
+        self.own.set(0, own, 0).map_err(failed("set the device"))
+    }
+
+    /// Tells the programs that this process lives; call it at least once a second.
+    pub fn heartbeat(&mut self) -> Result<(), SteeringError> {
+        if self.by_link { Ok(()) } else { self.set_own(self.working) }
+    }
+
+    fn attach(&mut self, place: usize, port: &Port) -> Result<AttachedRadio, String> {
+        let also = (!port.translates).then_some(self.mac);
+        let socket = socket::frames(port.index, ETHER_TYPE, also).map_err(|error| error.to_string())?;
+        let flags = if port.translates { abi::RADIO_TRANSLATES } else { 0 };
+        let radio = abi::Radio { device: port.index.0, flags, mac: key(port.mac) };
+        let number = u32::try_from(place).unwrap_or(u32::MAX);
+        self.radios.set(number, radio, 0).map_err(|error| error.to_string())?;
+        self.places.insert(port.index.0, number, 0).map_err(|error| error.to_string())?;
+        let at = Place { device: &port.name, side: TcAttachType::Ingress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
+        let attached = attach_classifier(&mut self.ebpf, IN_PROGRAM, at)?;
+        Ok(AttachedRadio { port: port.clone(), socket, _in: attached })
+    }
+
+    fn detach(&mut self, place: usize) {
+        if let Some(radio) = self.attached[place].take() {
+            // Whatever fails here is about a device that is gone.
+            let _ = self.places.remove(&radio.port.index.0);
+            let _ = self.radios.set(u32::try_from(place).unwrap_or(u32::MAX), abi::Radio::default(), 0);
+        }
+    }
+}
+
+impl Radios for AdhocDevice {
+    fn set_radios(&mut self, ports: &[Option<Port>; MAX_RADIOS]) -> Vec<(usize, String)> {
+        let mut refused = Vec::new();
+        // No frame leaves over a radio that is going.
+        let works = |ports: &[Option<Port>; MAX_RADIOS], attached: &[Option<AttachedRadio>; MAX_RADIOS]| {
+            let usable = |place: &usize| {
+                let (Some(port), Some(radio)) = (&ports[*place], &attached[*place]) else { return false };
+                port.works && port.index == radio.port.index
+            };
+            (0..MAX_RADIOS).filter(usable).fold(0, |all, place| all | 1 << place)
+        };
+        let first = self.set_own(works(ports, &self.attached));
+        for (place, port) in ports.iter().enumerate() {
+            let same =
+                |radio: &AttachedRadio| port.as_ref().is_some_and(|port| Port { works: radio.port.works, ..port.clone() } == radio.port);
+            if self.attached[place].as_ref().is_some_and(same) {
+                continue;
+            }
+            self.detach(place);
+            // A device that is off takes neither socket nor program on some kernels.
+            if let Some(port) = port.as_ref().filter(|port| port.works) {
+                match self.attach(place, port) {
+                    Ok(radio) => self.attached[place] = Some(radio),
+                    Err(reason) => refused.push((place, reason)),
+                }
+            }
+        }
+        if let Err(error) = first.and(self.set_own(works(ports, &self.attached))) {
+            refused.extend((0..MAX_RADIOS).filter(|place| ports[*place].is_some()).map(|place| (place, error.to_string())));
+        }
+        refused
+    }
+
+    fn counted(&mut self) -> Result<Vec<(Mac, usize, Counted)>, SteeringError> {
+        let rows = sys::read_map::<abi::PairKey, abi::Pair>(self.pairs_file.as_fd());
+        let rows = rows.map_err(|error| SteeringError { action: "read what neighbours sent", reason: error.to_string() })?;
+        let row = |(key, pair): (abi::PairKey, abi::Pair)| {
+            let counted = Counted {
+                heard: Time::from_nanos(pair.heard),
+                sent: Time::from_nanos(pair.sent),
+                round_trips: Duration::from_nanos(pair.rtt),
+                samples: pair.samples,
+            };
+            (Mac(key.mac), usize::from(key.radio), counted)
+        };
+        Ok(rows.into_iter().map(row).filter(|(_, radio, _)| *radio < MAX_RADIOS).collect())
+    }
+
+    fn wanted(&mut self) -> Result<Vec<Mac>, SteeringError> {
+        // Bounded, because the kernel starts again if entries are evicted meanwhile.
+        let keys: Vec<abi::MacKey> = self.wanted.keys().take(MAX_NEIGHBOURS).filter_map(Result::ok).collect();
+        for key in &keys {
+            // It may be gone.
+            let _ = self.wanted.remove(key);
+        }
+        let macs: BTreeSet<Mac> = keys.into_iter().map(|key| Mac(key.byte)).collect();
+        Ok(macs.into_iter().collect())
+    }
+
+    fn stranger(&mut self, mac: Mac, radio: usize) -> Result<Option<Time>, SteeringError> {
+        Ok(self.strangers.get(&pair_key(mac, radio), 0).ok().map(Time::from_nanos))
+    }
+
+    fn set_pair(&mut self, mac: Mac, radio: usize, counts: bool) -> Result<(), SteeringError> {
+        let key = pair_key(mac, radio);
+        if counts {
+            return self.pairs.insert(key, abi::Pair::default(), 0).map_err(failed("count a neighbour's frames"));
+        }
+        ignore_missing(self.pairs.remove(&key)).map_err(failed("forget a neighbour"))
+    }
+
+    fn set_alias(&mut self, radio: usize, at: Mac, neighbour: Option<Mac>) -> Result<(), SteeringError> {
+        let place = pair_key(at, radio);
+        match neighbour {
+            Some(neighbour) => self.aliases.insert(place, key(neighbour), 0).map_err(failed("set a neighbour's address")),
+            None => ignore_missing(self.aliases.remove(&place)).map_err(failed("remove a neighbour's address")),
+        }
+    }
+
+    fn set_plan(&mut self, mac: Mac, plan: Option<&Plan>) -> Result<(), SteeringError> {
+        match plan {
+            Some(plan) => {
+                let at = plan.at.map(|at| at.map_or_else(Default::default, key));
+                let row = abi::Plan { share: plan.shares, at, by_frame: u32::from(plan.by_frame), pad: 0 };
+                self.plans.insert(key(mac), row, 0).map_err(failed("set a neighbour's radios"))
+            }
+            None => ignore_missing(self.plans.remove(&key(mac))).map_err(failed("forget a neighbour's radios")),
+        }
+    }
+
+    fn send(&mut self, radio: usize, frame: &[u8]) {
+        if let Some(radio) = &self.attached[radio] {
+            let _ = io::Write::write(&mut &radio.socket, frame);
+        }
+    }
+
+    fn address(&mut self, mac: Mac) -> Option<Ipv4Addr> {
+        let now = sys::now();
+        if self.addresses_read.is_none_or(|read| now.since(read) >= ADDRESSES_READ) {
+            self.addresses_read = Some(now);
+            self.addresses = netlink::neighbours::hardware_addresses(self.index).unwrap_or_default();
+        }
+        self.addresses.get(&mac).copied()
+    }
+
+    fn fates(&mut self) -> Result<Fates, SteeringError> {
+        let mut counts = [0; abi::ADHOC_COUNTS];
+        for (count, place) in counts.iter_mut().zip(0..) {
+            *count = self.counts.get(&place, 0).map_err(failed("read the counts of frames"))?;
+        }
+        let [duplicates, own, storms, flooded, foreign, no_radio] = counts;
+        Ok(Fates { duplicates, own, storms, flooded, foreign, no_radio })
+    }
+
+    fn set_mtu(&mut self, mtu: u32) -> Result<(), SteeringError> {
+        netlink::set_mtu(self.index, mtu)
+            .map_err(|error| SteeringError { action: "set the size of the device's largest packet", reason: error.to_string() })
+    }
+}
+
+fn key(mac: Mac) -> abi::MacKey {
+    abi::MacKey { byte: mac.0, pad: [0; 2] }
+}
+
+fn pair_key(mac: Mac, radio: usize) -> abi::PairKey {
+    abi::PairKey { mac: mac.0, radio: u16::try_from(radio).unwrap_or(u16::MAX) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_stable_local_and_differs_by_name_and_radio() {
+        let radio = Mac([2, 0, 0, 0, 0, 1]);
+        let own = address_of("vi0", radio);
+        assert_eq!(own, address_of("vi0", radio));
+        assert_eq!(own.0[0] & 3, 2, "{own}");
+        assert_ne!(own, address_of("vi1", radio));
+        assert_ne!(own, address_of("vi0", Mac([2, 0, 0, 0, 0, 2])));
+    }
+}

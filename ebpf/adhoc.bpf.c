@@ -1,0 +1,625 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The ad-hoc device: one Ethernet device over several radios (Mota 2011, sections 3.1 and 3.2). An object of its own: it needs nothing of the others.
+ *
+ *   adhoc_out  at the egress of the device: gives each frame a radio; broadcasts go over all
+ *   adhoc_in   at the ingress of each radio: notes who was heard, drops copies, and lets the rest arrive by the device
+ *
+ * The process that owns the device keeps the neighbour database and decides about shares (`control::adhoc`). The programs note what passes.
+ */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_endian.h>
+
+#include "map.h"
+#include "adhoc.h"
+
+#define INLINE static __attribute__((always_inline)) inline
+
+#define TC_NEXT (-1)
+#define TC_DROP 2
+
+#define ETH_HEADER 14
+#define ETH_IPV4 0x0800
+#define ETH_ARP 0x0806
+#define ETH_IPV6 0x86dd
+#define ETH_EAPOL 0x888e
+
+#define SHARE_UNIT (1ULL << 32)
+
+/* A flow that was silent for this long may get another radio without reordering: longer than round trips differ. */
+#define PAUSE_NS 500000000ULL
+/* Identical broadcasts within this time are copies, or repetitions that are counted. */
+#define COPIES_NS 400000000ULL
+/* Broadcasts and multicasts a second from one radio, and how many at once. */
+#define BRAID_STORM 5000
+#define BRAID_STORM_BURST 1000
+/* Bytes of a broadcast that tell it from others. */
+#define DIGESTED 96
+/* A sample that takes longer was lost. */
+#define LONGEST_RTT_NS 10000000000ULL
+
+MAP(adhoc, BPF_MAP_TYPE_ARRAY, __u32, struct braid_adhoc, 1, 0);
+MAP(radios, BPF_MAP_TYPE_ARRAY, __u32, struct braid_radio, BRAID_RADIOS, 0);
+/* The place of a device in `radios`. */
+MAP(places, BPF_MAP_TYPE_HASH, __u32, __u32, BRAID_RADIOS, 0);
+MAP(plans, BPF_MAP_TYPE_HASH, struct braid_mac, struct braid_plan, BRAID_NEIGHBOURS, 0);
+/* The daemon enters them. Others can't make entries here: a flood of made-up addresses fills only `strangers`. */
+MAP(pairs, BPF_MAP_TYPE_HASH, struct braid_pair_key, struct braid_pair, BRAID_NEIGHBOURS * BRAID_RADIOS, BPF_F_NO_PREALLOC);
+/* Neighbours that were heard over a radio and have no plan, and when. */
+MAP(strangers, BPF_MAP_TYPE_LRU_HASH, struct braid_pair_key, __u64, 8192, 0);
+/* Addresses without a plan to which frames were sent. */
+MAP(wanted, BPF_MAP_TYPE_LRU_HASH, struct braid_mac, __u64, 1024, 0);
+/* The neighbour whose address on a radio this is. */
+MAP(aliases, BPF_MAP_TYPE_HASH, struct braid_pair_key, struct braid_mac, BRAID_NEIGHBOURS * BRAID_RADIOS, BPF_F_NO_PREALLOC);
+
+/* Weighted turns of a neighbour's radios in virtual time. */
+struct turns {
+	__u64 now;
+	__u64 next[BRAID_RADIOS];
+};
+MAP(turns_of, BPF_MAP_TYPE_LRU_HASH, struct braid_mac, struct turns, BRAID_NEIGHBOURS, 0);
+
+struct flow_key {
+	__u64 digest; /* of addresses, protocol and ports */
+	struct braid_mac mac; /* the neighbour */
+};
+struct flow {
+	__u64 last;
+	__u64 timed; /* when the segment was sent whose acknowledgement is awaited; 0: none */
+	__u32 acknowledges; /* the number that acknowledges it */
+	__u32 radio;
+};
+MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 16384, 0);
+
+struct copies_key {
+	__u64 digest;
+	__u64 which; /* a radio, or the number of a repetition with bit 32 set */
+};
+struct copies {
+	__u64 last;
+	__u64 count;
+};
+MAP(copies, BPF_MAP_TYPE_LRU_HASH, struct copies_key, struct copies, 8192, 0);
+
+struct storm {
+	__u64 last;
+	__u64 left; /* nanoseconds of credit */
+};
+MAP(storms, BPF_MAP_TYPE_ARRAY, __u32, struct storm, BRAID_RADIOS, 0);
+MAP(adhoc_counts, BPF_MAP_TYPE_ARRAY, __u32, __u64, BRAID_ADHOC_COUNTS, 0);
+
+INLINE void count(__u32 what)
+{
+	__u64 *counter = bpf_map_lookup_elem(&adhoc_counts, &what);
+
+	if (counter)
+		__sync_fetch_and_add(counter, 1);
+}
+
+INLINE _Bool is_same(const __u8 *one, const __u8 *other)
+{
+	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3] && one[4] == other[4] && one[5] == other[5];
+}
+
+INLINE __u64 mix(__u64 sum, __u64 word)
+{
+	sum = (sum ^ word) * 0x9e3779b97f4a7c15ULL;
+	return sum ^ sum >> 29;
+}
+
+/* Reads from the Ethernet header on. Returns 0 on success. */
+INLINE long load(struct __sk_buff *skb, __u32 offset, void *to, __u32 size)
+{
+	return bpf_skb_load_bytes(skb, offset, to, size);
+}
+
+/* What a frame's headers say about its flow. */
+struct seen {
+	__u64 out; /* digest of the flow, by a frame that leaves */
+	__u64 in; /* the same digest, by one that arrives */
+	__u32 tcp; /* offset of its TCP header; 0: it has none */
+	__u32 end; /* offset of the end of the IP packet; 0: unknown, as of one that a network card will cut */
+};
+
+INLINE void digest(struct seen *seen, __u64 source, __u64 target, __u16 from, __u16 to, __u8 protocol)
+{
+	seen->out = mix(mix(mix(protocol, source), target), (__u64)from << 16 | to);
+	seen->in = mix(mix(mix(protocol, target), source), (__u64)to << 16 | from);
+}
+
+static __attribute__((noinline)) int read_flow(struct __sk_buff *skb, struct seen *seen)
+{
+	__u64 source, target, half[4];
+	__u32 ports = 0, offset;
+	__u8 head[40], protocol;
+	_Bool fragment = 0;
+
+	seen->tcp = seen->end = 0;
+	seen->out = seen->in = skb->protocol;
+	if (skb->protocol == bpf_htons(ETH_IPV4)) {
+		if (load(skb, ETH_HEADER, head, 20))
+			return 0;
+		offset = ETH_HEADER + (head[0] & 15) * 4;
+		fragment = (head[6] & 0x3f) || head[7];
+		protocol = head[9];
+		source = (__u32)head[12] << 24 | head[13] << 16 | head[14] << 8 | head[15];
+		target = (__u32)head[16] << 24 | head[17] << 16 | head[18] << 8 | head[19];
+		seen->end = ETH_HEADER + (head[2] << 8 | head[3]);
+	} else if (skb->protocol == bpf_htons(ETH_IPV6)) {
+		if (load(skb, ETH_HEADER, head, 8) || load(skb, ETH_HEADER + 8, half, 32))
+			return 0;
+		offset = ETH_HEADER + 40;
+		/* Flows behind extension headers are told apart by their addresses only. */
+		protocol = head[6];
+		source = mix(half[0], half[1]);
+		target = mix(half[2], half[3]);
+		seen->end = offset + (head[4] << 8 | head[5]);
+	} else {
+		return 0;
+	}
+	if (skb->gso_size || seen->end > skb->len)
+		seen->end = skb->len;
+	if (!fragment && (protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP || protocol == IPPROTO_DCCP)) {
+		if (load(skb, offset, &ports, 4))
+			ports = 0;
+		if (protocol == IPPROTO_TCP)
+			seen->tcp = offset;
+	}
+	digest(seen, source, target, ports & 0xffff, ports >> 16, protocol);
+	return 0;
+}
+
+/*
+ * Times a segment that leaves (the paper's estimator; section 3.2.3): one at a time for each flow. The acknowledgement of one that was sent again could be that of
+ * either (Karn's rule), so that sample is given up.
+ */
+INLINE void time_segment(struct __sk_buff *skb, const struct seen *seen, struct flow *flow, __u64 now)
+{
+	__u8 head[16];
+	__u32 first, end;
+
+	if (!seen->tcp || load(skb, seen->tcp, head, sizeof(head)))
+		return;
+	first = (__u32)head[4] << 24 | head[5] << 16 | head[6] << 8 | head[7];
+	end = first + (seen->end - seen->tcp - (head[12] >> 4) * 4);
+	if (end == first)
+		return;
+	if (flow->timed && now - flow->timed < LONGEST_RTT_NS) {
+		if ((__s32)(first - flow->acknowledges) < 0)
+			flow->timed = 0;
+		return;
+	}
+	flow->acknowledges = end;
+	flow->timed = now;
+}
+
+/* Looks whether a segment that arrived acknowledges the one that is timed. */
+INLINE void time_acknowledgement(struct __sk_buff *skb, const struct seen *seen, const struct braid_mac *from, __u64 now)
+{
+	struct flow_key key = { .digest = seen->in, .mac = *from };
+	struct braid_pair_key at = {};
+	struct braid_pair *pair;
+	struct flow *flow;
+	__u8 head[16];
+	__u64 rtt;
+
+	if (!seen->tcp)
+		return;
+	flow = bpf_map_lookup_elem(&flows, &key);
+	if (!flow || !flow->timed || load(skb, seen->tcp, head, sizeof(head)) || !(head[13] & 0x10))
+		return;
+	if ((__s32)(((__u32)head[8] << 24 | head[9] << 16 | head[10] << 8 | head[11]) - flow->acknowledges) < 0)
+		return;
+	rtt = now - flow->timed;
+	flow->timed = 0;
+	if (rtt >= LONGEST_RTT_NS)
+		return;
+	__builtin_memcpy(at.mac, from->byte, sizeof(at.mac));
+	at.radio = flow->radio;
+	pair = bpf_map_lookup_elem(&pairs, &at);
+	if (pair) {
+		__sync_fetch_and_add(&pair->rtt, rtt);
+		__sync_fetch_and_add(&pair->samples, 1);
+	}
+}
+
+/* The radio whose turn is first in virtual time, as in the daemon's weighted round robin. Returns BRAID_RADIOS if the plan has none that works. */
+static __attribute__((noinline)) __u32 take_turn(const struct braid_mac *to, const struct braid_plan *plan, __u32 working, __u32 cost)
+{
+	struct turns *turns, none = {};
+	__u64 best = ~0ULL, start;
+	__u32 radio, winner = BRAID_RADIOS;
+
+	if (!to || !plan)
+		return BRAID_RADIOS;
+	turns = bpf_map_lookup_elem(&turns_of, to);
+	if (!turns) {
+		bpf_map_update_elem(&turns_of, to, &none, BPF_NOEXIST);
+		turns = bpf_map_lookup_elem(&turns_of, to);
+		if (!turns)
+			return BRAID_RADIOS;
+	}
+#pragma unroll
+	for (radio = 0; radio < BRAID_RADIOS; radio++) {
+		if (!plan->share[radio] || !(working & 1u << radio))
+			continue;
+		start = turns->next[radio] > turns->now ? turns->next[radio] : turns->now;
+		/* Ties go to the larger share. */
+		if (start < best || (start == best && winner < BRAID_RADIOS && plan->share[radio] > plan->share[winner & (BRAID_RADIOS - 1)])) {
+			best = start;
+			winner = radio;
+		}
+	}
+	if (winner < BRAID_RADIOS) {
+		turns->now = best;
+		turns->next[winner] = best + SHARE_UNIT / plan->share[winner] * cost;
+	}
+	return winner;
+}
+
+#define PROTOCOL_ICMPV6 58
+#define ND_FIRST 133 /* router solicitation, router advertisement, neighbour solicitation, neighbour advertisement */
+#define ND_LAST 136
+#define ND_TYPE_AT (ETH_HEADER + 40)
+#define ND_CHECK_AT (ND_TYPE_AT + 2)
+#define ARP_SENDER_AT (ETH_HEADER + 8)
+#define ARP_TARGET_AT (ETH_HEADER + 18)
+#define ARP_END (ETH_HEADER + 28)
+
+/* Exchanges the sender's address in the options of neighbour discovery (RFC 4861, section 4.6.1). */
+static __attribute__((noinline)) int exchange_option(struct __sk_buff *skb, const struct braid_mac *from, const struct braid_mac *to)
+{
+	/* Where the options of each message begin. */
+	__u8 head[2], option[8], changed[8];
+	__u32 offset;
+	__s64 sum;
+
+	if (!from || !to || load(skb, ETH_HEADER + 6, head, 1) || head[0] != PROTOCOL_ICMPV6 || load(skb, ND_TYPE_AT, head, 1))
+		return 0;
+	if (head[0] < ND_FIRST || head[0] > ND_LAST)
+		return 0;
+	offset = ND_TYPE_AT + (head[0] == ND_FIRST ? 8 : head[0] == ND_FIRST + 1 ? 16 : 24);
+	for (int i = 0; i < 8; i++) {
+		if (load(skb, offset, option, sizeof(option)) || !option[1])
+			return 0;
+		if ((option[0] == 1 || option[0] == 2) && option[1] == 1 && is_same(option + 2, from->byte)) {
+			__builtin_memcpy(changed, option, 2);
+			__builtin_memcpy(changed + 2, to->byte, 6);
+			sum = bpf_csum_diff((__be32 *)option, sizeof(option), (__be32 *)changed, sizeof(changed), 0);
+			if (bpf_skb_store_bytes(skb, offset, changed, sizeof(changed), 0))
+				return -1;
+			return bpf_l4_csum_replace(skb, ND_CHECK_AT, 0, sum, 0);
+		}
+		offset += option[1] * 8;
+	}
+	return 0;
+}
+
+/* Exchanges the frame's source, also where ARP and neighbour discovery name it. Returns 0 on success. */
+static __attribute__((noinline)) int exchange_source(struct __sk_buff *skb, const struct braid_mac *from, const struct braid_mac *to)
+{
+	__u8 address[6];
+
+	if (!from || !to || bpf_skb_store_bytes(skb, 6, to->byte, 6, BPF_F_RECOMPUTE_CSUM))
+		return -1;
+	if (skb->protocol == bpf_htons(ETH_IPV6))
+		return exchange_option(skb, from, to);
+	if (skb->protocol == bpf_htons(ETH_ARP) && !load(skb, ARP_SENDER_AT, address, 6) && is_same(address, from->byte))
+		return bpf_skb_store_bytes(skb, ARP_SENDER_AT, to->byte, 6, BPF_F_RECOMPUTE_CSUM);
+	return 0;
+}
+
+#define BOOTP_FLAGS 10
+#define BOOTP_BROADCAST 0x8000
+
+/*
+ * Asks a DHCP server to broadcast its answer (RFC 2131, section 4.1): it would send it to the hardware address in the message, which is the device's, and which
+ * this radio does not receive.
+ */
+INLINE void want_broadcast(struct __sk_buff *skb)
+{
+	__u8 head[20];
+	__u16 ports[2], flags, wanted;
+	__u32 offset;
+
+	if (skb->protocol != bpf_htons(ETH_IPV4) || load(skb, ETH_HEADER, head, sizeof(head)) || head[9] != IPPROTO_UDP)
+		return;
+	offset = ETH_HEADER + (head[0] & 15) * 4;
+	if (load(skb, offset, ports, sizeof(ports)) || ports[0] != bpf_htons(68) || ports[1] != bpf_htons(67))
+		return;
+	if (load(skb, offset + 8 + BOOTP_FLAGS, &flags, 2))
+		return;
+	wanted = flags | bpf_htons(BOOTP_BROADCAST);
+	if (wanted == flags || bpf_l4_csum_replace(skb, offset + 6, flags, wanted, 2 | BPF_F_MARK_MANGLED_0))
+		return;
+	bpf_skb_store_bytes(skb, offset + 8 + BOOTP_FLAGS, &wanted, 2, 0);
+}
+
+/* Makes the frame one of a radio that carries only its own address. Returns 0 on success. */
+static __attribute__((noinline)) int translate(struct __sk_buff *skb, const struct braid_adhoc *own, const struct braid_radio *radio)
+{
+	__u8 source[6];
+
+	if (!own || !radio || load(skb, 6, source, 6))
+		return -1;
+	if (!is_same(source, own->mac.byte)) {
+		count(BRAID_ADHOC_FOREIGN);
+		return -1;
+	}
+	want_broadcast(skb);
+	return exchange_source(skb, &own->mac, &radio->mac);
+}
+
+/* Sends the frame over all radios. Returns the verdict. */
+static __attribute__((noinline)) int send_to_all(struct __sk_buff *skb, const struct braid_adhoc *own)
+{
+	const struct braid_radio *radio;
+	__u32 left;
+
+	if (!own)
+		return TC_DROP;
+	left = own->radios;
+	for (__u32 place = 0; place < BRAID_RADIOS; place++) {
+		__u32 key = place;
+
+		if (!(left & 1u << place))
+			continue;
+		left &= ~(1u << place);
+		radio = bpf_map_lookup_elem(&radios, &key);
+		if (!radio)
+			continue;
+		if ((radio->flags & BRAID_RADIO_TRANSLATES) && translate(skb, own, radio)) {
+			if (!left)
+				return TC_DROP;
+			continue;
+		}
+		/* The last one gets the frame itself. */
+		if (!left)
+			return bpf_redirect(radio->device, 0);
+		bpf_clone_redirect(skb, radio->device, 0);
+		if ((radio->flags & BRAID_RADIO_TRANSLATES) && exchange_source(skb, &radio->mac, &own->mac))
+			return TC_DROP;
+	}
+	count(BRAID_ADHOC_NO_RADIO);
+	return TC_DROP;
+}
+
+/* Sends the frame over a radio, to the neighbour's address there. Returns the verdict. */
+static __attribute__((noinline)) int send_over(struct __sk_buff *skb, const struct braid_adhoc *own, __u32 place, const struct braid_mac *at)
+{
+	const struct braid_radio *radio = bpf_map_lookup_elem(&radios, &place);
+
+	if (!own || !radio || !radio->device || ((radio->flags & BRAID_RADIO_TRANSLATES) && translate(skb, own, radio)))
+		return TC_DROP;
+	if (at && (at->byte[0] | at->byte[1] | at->byte[2] | at->byte[3] | at->byte[4] | at->byte[5]) && bpf_skb_store_bytes(skb, 0, at->byte, 6, 0))
+		return TC_DROP;
+	return bpf_redirect(radio->device, 0);
+}
+
+/* Sends a frame to an address without a plan: over the radio that heard it last, or over all. Returns the verdict. */
+static __attribute__((noinline)) int send_to_stranger(struct __sk_buff *skb, const struct braid_adhoc *own, const struct braid_mac *to)
+{
+	struct braid_pair_key key = {};
+	__u64 now = bpf_ktime_get_ns(), last = 0, *heard;
+	__u32 winner = BRAID_RADIOS;
+
+	if (!own || !to)
+		return TC_DROP;
+	bpf_map_update_elem(&wanted, to, &now, BPF_ANY);
+	__builtin_memcpy(key.mac, to->byte, 6);
+	for (__u32 place = 0; place < BRAID_RADIOS; place++) {
+		if (!(own->radios & 1u << place))
+			continue;
+		key.radio = place;
+		heard = bpf_map_lookup_elem(&strangers, &key);
+		if (heard && *heard > last) {
+			last = *heard;
+			winner = place;
+		}
+	}
+	if (winner < BRAID_RADIOS)
+		return send_over(skb, own, winner, NULL);
+	count(BRAID_ADHOC_FLOODED);
+	return send_to_all(skb, own);
+}
+
+SEC("classifier")
+int braid_adhoc_out(struct __sk_buff *skb)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 zero = 0, place;
+	const struct braid_adhoc *own = bpf_map_lookup_elem(&adhoc, &zero);
+	struct braid_pair_key at = {};
+	const struct braid_plan *plan;
+	struct flow_key key = {};
+	struct braid_pair *pair;
+	struct flow *flow, fresh = {};
+	struct braid_mac to = {};
+	struct seen seen = {};
+
+	if (!own || load(skb, 0, to.byte, 6))
+		return TC_DROP;
+	if (to.byte[0] & 1)
+		return send_to_all(skb, own);
+	plan = bpf_map_lookup_elem(&plans, &to);
+	if (!plan)
+		return send_to_stranger(skb, own, &to);
+	read_flow(skb, &seen);
+	key.digest = seen.out;
+	key.mac = to;
+	flow = bpf_map_lookup_elem(&flows, &key);
+	if (!flow) {
+		fresh.radio = BRAID_RADIOS;
+		bpf_map_update_elem(&flows, &key, &fresh, BPF_NOEXIST);
+		flow = bpf_map_lookup_elem(&flows, &key);
+		if (!flow)
+			return send_to_stranger(skb, own, &to);
+	}
+	place = flow->radio;
+	if (plan->by_frame || place >= BRAID_RADIOS || !plan->share[place] || !(own->radios & 1u << place) || now - flow->last > PAUSE_NS) {
+		place = take_turn(&to, plan, own->radios, plan->by_frame ? skb->len : 1);
+		if (place >= BRAID_RADIOS)
+			return send_to_stranger(skb, own, &to);
+		if (flow->radio != place)
+			flow->timed = 0;
+		flow->radio = place;
+	}
+	flow->last = now;
+	time_segment(skb, &seen, flow, now);
+	__builtin_memcpy(at.mac, to.byte, 6);
+	at.radio = place;
+	pair = bpf_map_lookup_elem(&pairs, &at);
+	if (pair) {
+		pair->sent = now;
+		__sync_fetch_and_add(&pair->tx, skb->len);
+	}
+	return send_over(skb, own, place, &plan->at[place & (BRAID_RADIOS - 1)]);
+}
+
+/* Whether a broadcast is one too many. */
+INLINE _Bool is_storm(__u32 place, __u64 now)
+{
+	const __u64 each = 1000000000ULL / BRAID_STORM;
+	struct storm *storm = bpf_map_lookup_elem(&storms, &place);
+
+	if (!storm)
+		return 0;
+	storm->left += now - storm->last;
+	storm->last = now;
+	if (storm->left > each * BRAID_STORM_BURST)
+		storm->left = each * BRAID_STORM_BURST;
+	if (storm->left < each)
+		return 1;
+	storm->left -= each;
+	return 0;
+}
+
+/*
+ * Whether another radio has delivered this broadcast already. The sender sends each over all its radios, so the n-th arrival of the same bytes over any radio is
+ * the same one. No header is needed, and plain neighbours take part.
+ */
+static __attribute__((noinline)) int is_copy(struct __sk_buff *skb, __u32 place)
+{
+	__u64 word, now = bpf_ktime_get_ns(), sum = 0;
+	struct copies_key key = {};
+	struct copies *before, fresh = { .last = now, .count = 1 };
+	struct seen seen = {};
+	__u32 end;
+
+	/* Some radios pad short frames. */
+	read_flow(skb, &seen);
+	end = skb->protocol == bpf_htons(ETH_ARP) ? ARP_END : seen.end ?: skb->len;
+	end = end < DIGESTED ? end : DIGESTED;
+	for (__u32 at = 0; at + sizeof(word) <= DIGESTED; at += sizeof(word)) {
+		if (at + sizeof(word) > end || load(skb, at, &word, sizeof(word)))
+			break;
+		sum = mix(sum, word);
+	}
+	/* The rest of a short frame, with some bytes a second time. */
+	if (end >= ETH_HEADER && !load(skb, end - sizeof(word), &word, sizeof(word)))
+		sum = mix(sum, word);
+	key.digest = sum;
+	key.which = place;
+	before = bpf_map_lookup_elem(&copies, &key);
+	if (before && now - before->last < COPIES_NS) {
+		before->last = now;
+		before->count++;
+		fresh.count = before->count;
+	} else {
+		bpf_map_update_elem(&copies, &key, &fresh, BPF_ANY);
+	}
+	key.which = 1ULL << 32 | fresh.count;
+	if (!bpf_map_update_elem(&copies, &key, &fresh, BPF_NOEXIST))
+		return 0;
+	before = bpf_map_lookup_elem(&copies, &key);
+	if (before && now - before->last < COPIES_NS)
+		return 1;
+	bpf_map_update_elem(&copies, &key, &fresh, BPF_ANY);
+	return 0;
+}
+
+/* Whether the frame is for the radio's own driver or for Braid: what no bridge forwards either (IEEE 802.1Q, table 8-1), keys of wireless networks. */
+INLINE _Bool is_for_radio(const __u8 *head)
+{
+	__u16 type = head[12] << 8 | head[13];
+
+	if (type == BRAID_ADHOC_TYPE || type == ETH_EAPOL)
+		return 1;
+	return head[0] == 0x01 && head[1] == 0x80 && head[2] == 0xc2 && !head[3] && !head[4] && head[5] < 16;
+}
+
+SEC("classifier")
+int braid_adhoc_in(struct __sk_buff *skb)
+{
+	__u64 now = bpf_ktime_get_ns(), *stamp;
+	__u32 zero = 0, device = skb->ifindex, place;
+	const struct braid_adhoc *own = bpf_map_lookup_elem(&adhoc, &zero);
+	const __u32 *known = bpf_map_lookup_elem(&places, &device);
+	struct braid_mac at = {}, from = {};
+	struct braid_pair_key key = {};
+	const struct braid_radio *radio;
+	const struct braid_mac *alias;
+	struct braid_pair *pair;
+	struct seen seen = {};
+	__u8 head[ETH_HEADER], target[6];
+
+	if (!own || !own->device || now > own->until || !known || load(skb, 0, head, sizeof(head)) || is_for_radio(head))
+		return TC_NEXT;
+	place = *known;
+	radio = bpf_map_lookup_elem(&radios, &place);
+	if (!radio)
+		return TC_NEXT;
+	__builtin_memcpy(at.byte, head + 6, 6);
+	if (is_same(at.byte, own->mac.byte) || is_same(at.byte, radio->mac.byte)) {
+		count(BRAID_ADHOC_OWN);
+		return TC_DROP;
+	}
+	if (is_same(head, radio->mac.byte) && !is_same(head, own->mac.byte)) {
+		/* What a radio that carries the device's address receives for its own is not the device's. */
+		if (!(radio->flags & BRAID_RADIO_TRANSLATES))
+			return TC_NEXT;
+		if (bpf_skb_store_bytes(skb, 0, own->mac.byte, 6, BPF_F_RECOMPUTE_CSUM))
+			return TC_DROP;
+		if (skb->protocol == bpf_htons(ETH_ARP) && !load(skb, ARP_TARGET_AT, target, 6) && is_same(target, radio->mac.byte))
+			bpf_skb_store_bytes(skb, ARP_TARGET_AT, own->mac.byte, 6, BPF_F_RECOMPUTE_CSUM);
+	}
+	__builtin_memcpy(key.mac, at.byte, 6);
+	key.radio = place;
+	from = at;
+	alias = bpf_map_lookup_elem(&aliases, &key);
+	if (alias) {
+		from = *alias;
+		if (exchange_source(skb, &at, &from))
+			return TC_DROP;
+		__builtin_memcpy(key.mac, from.byte, 6);
+	}
+	pair = bpf_map_lookup_elem(&pairs, &key);
+	if (pair) {
+		pair->heard = now;
+		__sync_fetch_and_add(&pair->rx, skb->len);
+	} else {
+		stamp = bpf_map_lookup_elem(&strangers, &key);
+		if (stamp)
+			*stamp = now;
+		else
+			bpf_map_update_elem(&strangers, &key, &now, BPF_ANY);
+	}
+	if (head[0] & 1) {
+		if (is_storm(place, now)) {
+			count(BRAID_ADHOC_STORM);
+			return TC_DROP;
+		}
+		if (is_copy(skb, place)) {
+			count(BRAID_ADHOC_DUPLICATE);
+			return TC_DROP;
+		}
+	} else {
+		read_flow(skb, &seen);
+		time_acknowledgement(skb, &seen, &from, now);
+	}
+	return bpf_redirect(own->device, BPF_F_INGRESS);
+}
+
+char LICENSE[] SEC("license") = "GPL";
