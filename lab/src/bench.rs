@@ -3,6 +3,7 @@
 //! Absolute figures depend on the machine. The benchmarks therefore measure the compared variants in turns within one run, and report
 //! ratios wherever possible.
 
+mod adhoc;
 mod api;
 mod bond;
 mod calls;
@@ -94,6 +95,7 @@ const ALL: &[(&str, Bench)] = &[
     ("proxy", proxy::run),
     ("gateway", gateway::run),
     ("virtual", virtual_device::run),
+    ("adhoc", adhoc::run),
 ];
 
 /// Runs the named benchmarks, or all, and returns their reports. Prints progress on standard error. Writes `bench.md` and `bench.json`

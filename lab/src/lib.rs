@@ -19,6 +19,7 @@
 
 #![deny(unsafe_code)]
 
+mod adhoc;
 mod air;
 mod ask;
 pub mod bench;
@@ -45,6 +46,7 @@ mod watchdog;
 mod web;
 pub mod workload;
 
+pub use adhoc::{AdhocHost, adhoc_host};
 pub use air::{Count, Counters, SAMPLE_EVERY, Sample, Watch};
 pub use ask::ask;
 pub use braid_model::Direction;

@@ -2,121 +2,42 @@
 
 mod support;
 
-use std::fs::File;
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use braid_lab::{Lab, LinkSpec, Namespace, mbps, ms};
+use braid_lab::{AdhocHost, Lab, LinkSpec, adhoc_host, mbps, ms};
 use serde_json::Value;
 use support::*;
 
-const OWN: [&str; 2] = ["10.55.0.1", "10.55.0.2"];
-const OWN6: [&str; 2] = ["fd55::1", "fd55::2"];
+const OWN: [&str; 2] = AdhocHost::ADDRESSES;
+const OWN6: [&str; 2] = AdhocHost::ADDRESSES6;
 const PORT: u16 = 5501;
 
-/// A host: 0 is the client of the lab, whose radios have the names of its links; 1 the server, whose radios are `l0`, `l1`, ...
-fn host(lab: &Lab, number: usize) -> &Namespace {
-    if number == 0 { lab.client() } else { lab.server() }
+/// A device with all links as radios.
+#[track_caller]
+fn start<'a>(lab: &'a Lab, number: usize, more: &str) -> AdhocHost<'a> {
+    AdhocHost::start(lab, &braid(), number, more).unwrap()
 }
 
-fn radio(number: usize, link: usize) -> String {
-    if number == 0 { NAMES[link].to_owned() } else { format!("l{link}") }
-}
-
-/// A device without a daemon.
-struct Device<'a> {
-    lab: &'a Lab,
-    number: usize,
-    child: Child,
-    socket: PathBuf,
-    log: PathBuf,
-}
-
-impl<'a> Device<'a> {
-    /// Starts it with all links as radios, and gives it addresses.
-    #[track_caller]
-    fn start(lab: &'a Lab, number: usize, more: &str) -> Self {
-        let links = lab.links().len();
-        let radios: String = (0..links).map(|link| format!(" --radio {}", radio(number, link))).collect();
-        let mut device = Self::begin(lab, number, &format!("{radios} {more}"));
-        eventually("the device is up", || {
-            assert!(device.child.try_wait().unwrap().is_none(), "{}", device.log());
-            device.status().is_some()
-        });
-        let (v4, v6) = (OWN[number], OWN6[number]);
-        run(lab, number, &format!("ip address add {v4}/24 dev vi0"));
-        run(lab, number, &format!("ip address add {v6}/64 dev vi0 nodad"));
-        device
-    }
-
-    fn begin(lab: &'a Lab, number: usize, arguments: &str) -> Self {
-        let (socket, log) = ["socket", "log"].map(|kind| lab.directory().join(format!("adhoc-{number}.{kind}"))).into();
-        let mut command = host(lab, number).command(braid()).unwrap();
-        command.args(["adhoc", "up"]).args(arguments.split_whitespace()).arg("--socket").arg(&socket);
-        File::create(&log).unwrap();
-        let appended = || File::options().append(true).open(&log).unwrap();
-        let child = command.stdin(Stdio::null()).stdout(appended()).stderr(appended());
-        Self { lab, number, child: child.spawn().unwrap(), socket, log }
-    }
-
-    fn braid(&self, arguments: &str) -> Output {
-        let mut command = host(self.lab, self.number).command(braid()).unwrap();
-        command.arg("adhoc").args(arguments.split_whitespace()).env("BRAID_SOCKET", &self.socket).output().unwrap()
-    }
-
-    fn status(&self) -> Option<Value> {
-        let output = self.braid("--json");
-        output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
-    }
-
-    fn neighbours(&self) -> Vec<Value> {
-        let output = self.braid("neighbours --json");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-        answer["neighbours"].as_array().unwrap().clone()
-    }
-
-    /// Waits until the neighbours are up over these radios, and measured.
-    #[track_caller]
-    fn wait_neighbours(&self, links: &[usize]) {
-        let expected: Vec<String> = links.iter().map(|link| radio(self.number, *link)).collect();
-        let mut last = Vec::new();
-        eventually("the neighbour is up over its radios", || {
-            last = self.neighbours();
-            let up = |row: &&Value| row["state"] == "up" && row["rtt_us"].is_u64() && row["share"].as_f64() > Some(0.0);
-            let mut radios: Vec<_> = last.iter().filter(up).map(|row| row["radio"].as_str().unwrap().to_owned()).collect();
-            radios.sort();
-            let mut expected = expected.clone();
-            expected.sort();
-            radios == expected
-        });
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
-    }
-}
-
-impl Drop for Device<'_> {
-    fn drop(&mut self) {
-        let _ = self.braid("down");
-        let begin = Instant::now();
-        while begin.elapsed() < Duration::from_secs(5) && matches!(self.child.try_wait(), Ok(None)) {
-            thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Waits until the neighbour is up over the radios of these links, measured, and all have a share.
+#[track_caller]
+fn wait_neighbours(lab: &Lab, number: usize, device: &AdhocHost<'_>, links: &[usize]) {
+    let expected: BTreeSet<String> = links.iter().map(|link| AdhocHost::radio(lab, number, *link)).collect();
+    eventually("the neighbour is up over its radios", || {
+        let up = |row: &&Value| row["state"] == "up" && row["rtt_us"].is_u64() && row["share"].as_f64() > Some(0.0);
+        let rows = device.neighbours().unwrap();
+        rows.iter().filter(up).map(|row| row["radio"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>() == expected
+    });
 }
 
 #[track_caller]
 fn run(lab: &Lab, number: usize, line: &str) -> String {
     let mut words = line.split_whitespace();
-    let mut command: Command = host(lab, number).command(words.next().unwrap()).unwrap();
+    let mut command: Command = adhoc_host(lab, number).command(words.next().unwrap()).unwrap();
     let output = command.args(words).output().unwrap();
     assert!(output.status.success(), "{line}: {}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
@@ -135,7 +56,7 @@ fn two_links() -> Lab {
 
 /// A server at host 1 that sends back what it gets, on TCP. It ends with the lab's namespace.
 fn echo_server(lab: &Lab) {
-    let listener = host(lab, 1).run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap()).unwrap();
+    let listener = adhoc_host(lab, 1).run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap()).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || {
@@ -148,7 +69,7 @@ fn echo_server(lab: &Lab) {
 
 fn connect(lab: &Lab) -> TcpStream {
     let to: SocketAddr = format!("{}:{PORT}", OWN[1]).parse().unwrap();
-    let stream = host(lab, 0).run(move || TcpStream::connect_timeout(&to, LIMIT).unwrap()).unwrap();
+    let stream = adhoc_host(lab, 0).run(move || TcpStream::connect_timeout(&to, LIMIT).unwrap()).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream
@@ -182,9 +103,9 @@ fn a_neighbour_is_found_over_all_radios_and_flows_share_them() {
     let lab = two_links();
     let before = [0, 1].map(|number| traces(&lab, number));
     {
-        let devices = [0, 1].map(|number| Device::start(&lab, number, ""));
-        devices.iter().for_each(|device| device.wait_neighbours(&[0, 1]));
-        let status = devices[0].status().unwrap();
+        let devices = [0, 1].map(|number| start(&lab, number, ""));
+        (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
+        let status = devices[0].status().unwrap().unwrap();
         assert_eq!(
             (status["name"].as_str(), status["mtu"].as_u64(), status["authenticated"].as_bool()),
             (Some("vi0"), Some(1500), Some(false))
@@ -194,7 +115,7 @@ fn a_neighbour_is_found_over_all_radios_and_flows_share_them() {
             run(&lab, 0, &format!("ping -c 3 -i 0.1 -W 2 {neighbour}"));
             run(&lab, 0, &format!("ping -c 2 -i 0.1 -W 2 -s 8000 {neighbour}"));
         }
-        let rows = devices[0].neighbours();
+        let rows = devices[0].neighbours().unwrap();
         for row in &rows {
             assert!(row["last_heard_ms"].as_u64() < Some(3000) && row["loss"].as_f64() < Some(0.2) && row["braid"] == true, "{row}");
         }
@@ -219,10 +140,10 @@ fn broadcasts_leave_over_all_radios_and_arrive_once() {
         return;
     }
     let lab = two_links();
-    let devices = [0, 1].map(|number| Device::start(&lab, number, ""));
-    devices[0].wait_neighbours(&[0, 1]);
-    let receiver = host(&lab, 1).run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap()).unwrap();
-    let sender = host(&lab, 0).run(|| UdpSocket::bind((OWN[0], 0)).unwrap()).unwrap();
+    let devices = [0, 1].map(|number| start(&lab, number, ""));
+    wait_neighbours(&lab, 0, &devices[0], &[0, 1]);
+    let receiver = adhoc_host(&lab, 1).run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap()).unwrap();
+    let sender = adhoc_host(&lab, 0).run(|| UdpSocket::bind((OWN[0], 0)).unwrap()).unwrap();
     sender.set_broadcast(true).unwrap();
     let before = sent(&lab);
     // Half of them are equal.
@@ -240,7 +161,7 @@ fn broadcasts_leave_over_all_radios_and_arrive_once() {
     let used: Vec<u64> = sent(&lab).iter().zip(before).map(|(now, before)| now - before).collect();
     assert!(used.iter().all(|bytes| *bytes > 200 * 48), "over all radios: {used:?}");
     assert_eq!(got, (0..200u8).map(|number| if number % 2 == 0 { 0 } else { number }).collect::<Vec<_>>());
-    assert!(devices[1].status().unwrap()["counts"]["duplicates"].as_u64() >= Some(200));
+    assert!(devices[1].status().unwrap().unwrap()["counts"]["duplicates"].as_u64() >= Some(200));
 }
 
 #[test]
@@ -249,8 +170,8 @@ fn a_flow_goes_on_when_its_radio_loses_carrier_or_delivers_nothing() {
         return;
     }
     let lab = two_links();
-    let devices = [0, 1].map(|number| Device::start(&lab, number, ""));
-    devices.iter().for_each(|device| device.wait_neighbours(&[0, 1]));
+    let devices = [0, 1].map(|number| start(&lab, number, ""));
+    (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
     echo_server(&lab);
     let mut stream = connect(&lab);
     longest_gap(&mut stream, |elapsed| elapsed > Duration::from_millis(500));
@@ -266,15 +187,19 @@ fn a_flow_goes_on_when_its_radio_loses_carrier_or_delivers_nothing() {
             });
             println!("black hole {black_hole}, radio {link}: {gap:?}");
             if black_hole {
-                let dead = |device: &Device<'_>| {
-                    device.neighbours().iter().any(|row| row["radio"] == radio(device.number, link) && row["state"] == "dead")
+                let dead = |number: usize| {
+                    devices[number]
+                        .neighbours()
+                        .unwrap()
+                        .iter()
+                        .any(|row| row["radio"] == AdhocHost::radio(&lab, number, link) && row["state"] == "dead")
                 };
-                eventually("the radio is dead for the neighbour", || dead(&devices[0]) || devices[0].neighbours().len() == 1);
+                eventually("the radio is dead for the neighbour", || dead(0) || devices[0].neighbours().unwrap().len() == 1);
                 lab.bright(link).unwrap();
             } else {
                 lab.carrier(link, true).unwrap();
             }
-            devices.iter().for_each(|device| device.wait_neighbours(&[0, 1]));
+            (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
         }
     }
 }
@@ -285,18 +210,18 @@ fn addresses_are_translated_for_radios_that_carry_only_their_own() {
         return;
     }
     let lab = two_links();
-    let translate = |number| format!("--translate {0}=on --translate {1}=on", radio(number, 0), radio(number, 1));
-    let devices = [0, 1].map(|number| Device::start(&lab, number, &translate(number)));
-    devices.iter().for_each(|device| device.wait_neighbours(&[0, 1]));
+    let translate = |number| (0..2).map(|link| format!("--translate {}=on ", AdhocHost::radio(&lab, number, link))).collect::<String>();
+    let devices = [0, 1].map(|number| start(&lab, number, &translate(number)));
+    (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
     for neighbour in [OWN[1], OWN6[1]] {
         run(&lab, 0, &format!("ping -c 3 -i 0.1 -W 2 {neighbour}"));
     }
     // The system knows one address, that of the device, whichever radio carries frames.
-    let device_mac = devices[1].status().unwrap()["mac"].as_str().unwrap().to_owned();
+    let device_mac = devices[1].status().unwrap().unwrap()["mac"].as_str().unwrap().to_owned();
     for address in [OWN[1], OWN6[1]] {
         assert!(run(&lab, 0, &format!("ip neighbour show {address}")).contains(&device_mac), "{}", run(&lab, 0, "ip neighbour"));
     }
-    let rows = devices[0].neighbours();
+    let rows = devices[0].neighbours().unwrap();
     assert!(rows.iter().all(|row| row["mac"] == device_mac.as_str() && row["at"].is_string()), "{rows:?}");
     echo_server(&lab);
     let mut stream = connect(&lab);
@@ -313,11 +238,11 @@ fn a_host_without_braid_is_reached_over_one_of_its_devices() {
     }
     let lab = Lab::builder().link(LinkSpec::new("wlan0")).start().unwrap();
     for translate in ["off", "on"] {
-        let device = Device::start(&lab, 0, &format!("--translate wlan0={translate}"));
+        let device = start(&lab, 0, &format!("--translate wlan0={translate}"));
         let _ = run(&lab, 1, "ip address replace 10.55.0.2/24 dev l0");
         run(&lab, 0, "ping -c 3 -i 0.1 -W 2 10.55.0.2");
         eventually("it is a neighbour", || {
-            device.neighbours().iter().any(|row| row["state"] == "up" && row["braid"] == false && row["rtt_us"].is_u64())
+            device.neighbours().unwrap().iter().any(|row| row["state"] == "up" && row["braid"] == false && row["rtt_us"].is_u64())
         });
         // The other way round, with an empty table of neighbours.
         run(&lab, 1, "ip neighbour flush dev l0");
@@ -340,31 +265,32 @@ fn radios_come_and_go_while_the_device_runs() {
         return;
     }
     let lab = two_links();
-    let devices = [0, 1].map(|number| Device::start(&lab, number, ""));
-    devices[0].wait_neighbours(&[0, 1]);
-    let accepted = devices[0].braid("remove wlan0");
+    let devices = [0, 1].map(|number| start(&lab, number, ""));
+    wait_neighbours(&lab, 0, &devices[0], &[0, 1]);
+    let accepted = devices[0].braid("remove wlan0").unwrap();
     assert!(accepted.status.success(), "{}", text(&accepted.stderr));
-    devices[0].wait_neighbours(&[1]);
+    wait_neighbours(&lab, 0, &devices[0], &[1]);
     run(&lab, 0, &format!("ping -c 3 -i 0.1 -W 2 {}", OWN[1]));
-    assert!(devices[0].braid("add wlan0").status.success());
-    devices[0].wait_neighbours(&[0, 1]);
-    assert!(devices[0].braid("set --priority lte0=1 --hysteresis 200ms").status.success());
+    assert!(devices[0].braid("add wlan0").unwrap().status.success());
+    wait_neighbours(&lab, 0, &devices[0], &[0, 1]);
+    assert!(devices[0].braid("set --priority lte0=1 --hysteresis 200ms").unwrap().status.success());
     eventually("only the better priority is used", || {
-        let share = |name: &str| devices[0].neighbours().iter().find(|row| row["radio"] == name).and_then(|row| row["share"].as_f64());
+        let share =
+            |name: &str| devices[0].neighbours().unwrap().iter().find(|row| row["radio"] == name).and_then(|row| row["share"].as_f64());
         share("wlan0") == Some(1.0) && share("lte0") == Some(0.0)
     });
     // A device that is gone, and comes back.
     run(&lab, 0, "ip link set wlan0 down");
     run(&lab, 0, &format!("ping -c 3 -i 0.1 -W 2 {}", OWN[1]));
     run(&lab, 0, "ip link set wlan0 up");
-    devices[1].wait_neighbours(&[0, 1]);
+    wait_neighbours(&lab, 1, &devices[1], &[0, 1]);
     for (arguments, expected) in [
         ("add wlan0", "wlan0 is a radio of vi0 already"),
         ("remove eth7", "eth7 is no radio of vi0, which has lte0, wlan0"),
         ("set --expiry 1s", "the expiry is 1s: it must be from 2s"),
         ("set --technology lte0=warp", "\"warp\" is not a technology"),
     ] {
-        let refused = devices[0].braid(arguments);
+        let refused = devices[0].braid(arguments).unwrap();
         assert!(!refused.status.success() && text(&refused.stderr).contains(expected), "{arguments}: {}", text(&refused.stderr));
     }
 }
@@ -376,10 +302,10 @@ fn a_killed_device_leaves_nothing() {
     }
     let lab = two_links();
     let before = traces(&lab, 0);
-    let mut device = Device::start(&lab, 0, "");
+    let mut device = start(&lab, 0, "");
     assert!(traces(&lab, 0).contains("vi0"));
-    device.child.kill().unwrap();
-    device.child.wait().unwrap();
+    device.process().kill().unwrap();
+    device.process().wait().unwrap();
     within(Duration::from_secs(2), "the radios are as before", || traces(&lab, 0) == before);
 }
 
@@ -390,8 +316,8 @@ fn what_cannot_be_a_device_or_a_radio_is_named() {
     }
     let lab = two_links();
     let refused = |arguments: &str| {
-        let mut device = Device::begin(&lab, 0, arguments);
-        let status = device.child.wait().unwrap();
+        let mut device = AdhocHost::begin(&lab, &braid(), 0, arguments).unwrap();
+        let status = device.process().wait().unwrap();
         assert!(!status.success(), "{arguments}: {}", device.log());
         device.log()
     };
@@ -409,8 +335,8 @@ fn what_cannot_be_a_device_or_a_radio_is_named() {
     // A device that can be none is listed with the reason.
     run(&lab, 0, "ip link add br7 type bridge");
     run(&lab, 0, "ip link set lte0 master br7");
-    let device = Device::start(&lab, 0, "");
-    let status = device.status().unwrap();
+    let device = start(&lab, 0, "");
+    let status = device.status().unwrap().unwrap();
     let lte0 = status["radios"].as_array().unwrap().iter().find(|radio| radio["name"] == "lte0").unwrap();
     assert!(lte0["up"] == false && lte0["reason"].as_str().unwrap().contains("it is a port of a bridge"), "{lte0}");
 }
@@ -421,22 +347,24 @@ fn a_flood_of_made_up_addresses_leaves_the_living_neighbours() {
         return;
     }
     let lab = Lab::builder().link(LinkSpec::new("wlan0").rate(mbps(200)).delay(ms(1))).link(LinkSpec::new("lte0")).start().unwrap();
-    let devices = [0, 1].map(|number| Device::start(&lab, number, ""));
-    devices.iter().for_each(|device| device.wait_neighbours(&[0, 1]));
+    let mut devices = [0, 1].map(|number| start(&lab, number, ""));
+    let pid = devices[1].process().id();
+    (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
     let resident = || -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", devices[1].child.id())).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", pid)).unwrap();
         status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     };
     let before = resident();
     let flooding = thread::scope(|scope| {
-        let flood = scope.spawn(|| host(&lab, 0).run(|| braid_lab::flood_addresses("wlan0", 30_000, Duration::from_secs(3))).unwrap());
+        let flood =
+            scope.spawn(|| adhoc_host(&lab, 0).run(|| braid_lab::flood_addresses("wlan0", 30_000, Duration::from_secs(3))).unwrap());
         while !flood.is_finished() {
             run(&lab, 0, &format!("ping -c 1 -W 2 {}", OWN[1]));
         }
         flood.join().unwrap()
     });
     assert!(flooding.unwrap() >= 20_000);
-    devices.iter().for_each(|device| device.wait_neighbours(&[0, 1]));
+    (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
     assert!(resident() < before + 20_000, "{before} kB before, {} kB after", resident());
-    assert!(devices[1].neighbours().len() < 1024);
+    assert!(devices[1].neighbours().unwrap().len() < 1024);
 }

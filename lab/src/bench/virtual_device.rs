@@ -107,7 +107,7 @@ impl Up {
 }
 
 /// An error if the lab's emulator lost frames of these links. It also counts frames for a device that is down.
-fn ensure_none_missed(lab: &Lab, links: Range<usize>) -> Result<()> {
+pub(super) fn ensure_none_missed(lab: &Lab, links: Range<usize>) -> Result<()> {
     let missed: u64 = links.map(|link| lab.counters(link).map(|c| c.missed)).sum::<Result<u64>>()?;
     ensure!(missed == 0, "the lab was too slow and lost {missed} frames: the machine is too busy to measure");
     Ok(())

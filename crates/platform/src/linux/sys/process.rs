@@ -269,7 +269,7 @@ pub fn poll<const N: usize>(on: [(BorrowedFd<'_>, bool); N], timeout: Option<Dur
 pub fn wait_for_any<const N: usize>(read: [BorrowedFd<'_>; N], write: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<[bool; N]> {
     let entry = |events| move |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     let mut entries: Vec<_> = read.iter().map(entry(libc::POLLIN)).chain(write.iter().map(entry(libc::POLLOUT))).collect();
-    let seconds = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
+    let seconds = timeout.as_secs().try_into().unwrap_or(i32::MAX.into());
     let span = libc::timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
     // SAFETY: `entries` is a live array of that many entries, and `span` a live timespec; no signal mask is given.
     match check(unsafe { libc::ppoll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, &raw const span, std::ptr::null()) }) {

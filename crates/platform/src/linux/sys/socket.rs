@@ -8,6 +8,9 @@ use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type};
 
 /// Value from `asm-generic/socket.h`; missing in the `libc` crate.
 const SO_MEMINFO: libc::c_int = 55;
+/// The number of the request has another type with each C library.
+#[allow(clippy::unnecessary_cast, reason = "it is necessary with musl")]
+const SIOCGIFFLAGS: libc::Ioctl = libc::SIOCGIFFLAGS as libc::Ioctl;
 
 /// Kernel memory that a socket's received and unsent bytes occupy, including overhead. 0 if the descriptor is not a socket.
 pub fn buffered(socket: RawFd) -> ByteCount {
@@ -95,7 +98,7 @@ pub fn is_running(socket: BorrowedFd<'_>, device: &str) -> io::Result<bool> {
         *to = from as libc::c_char;
     }
     // SAFETY: SIOCGIFFLAGS reads the name, which ends with a zero byte, and writes the flags; the request is ours.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) } != 0 {
+    if unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGIFFLAGS, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has written the flags.
