@@ -134,3 +134,37 @@ impl Drop for AdhocHost<'_> {
         let _ = self.child.wait();
     }
 }
+
+/// The routing daemon babeld at one host, which announces the host's address. Dropping it ends it.
+#[derive(Debug)]
+pub struct Babel {
+    child: Child,
+}
+
+impl Babel {
+    /// Addresses that the hosts announce to each other.
+    pub const ADDRESSES: [&'static str; 2] = ["10.66.0.1", "10.66.1.1"];
+
+    /// Gives the host its address, and starts babeld on these devices.
+    pub fn start(lab: &Lab, number: usize, devices: &[String]) -> Result<Self> {
+        let host = adhoc_host(lab, number);
+        host.ip(&format!("address replace {}/32 dev lo\n", Self::ADDRESSES[number]))?;
+        let mut command = host.command("babeld")?;
+        for statement in ["redistribute local ip 10.66.0.0/16 allow", "redistribute local deny"] {
+            command.args(["-C", statement]);
+        }
+        let file = |kind: &str| lab.directory().join(format!("babel-{number}.{kind}"));
+        command.arg("-I").arg(file("pid")).arg("-S").arg(file("state")).args(devices);
+        let log = File::create(file("log"))?;
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
+        Ok(Self { child: child.context("cannot run babeld: run lab/install-deps.sh")? })
+    }
+}
+
+impl Drop for Babel {
+    fn drop(&mut self) {
+        // It removes its routes.
+        let _ = crate::sys::terminate(self.child.id());
+        let _ = self.child.wait();
+    }
+}

@@ -46,7 +46,7 @@ mod watchdog;
 mod web;
 pub mod workload;
 
-pub use adhoc::{AdhocHost, adhoc_host};
+pub use adhoc::{AdhocHost, Babel, adhoc_host};
 pub use air::{Count, Counters, SAMPLE_EVERY, Sample, Watch};
 pub use ask::ask;
 pub use braid_model::Direction;

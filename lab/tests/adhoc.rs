@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use braid_lab::{AdhocHost, Lab, LinkSpec, adhoc_host, mbps, ms};
+use braid_lab::{AdhocHost, Babel, Lab, LinkSpec, adhoc_host, mbps, ms};
 use serde_json::Value;
 use support::*;
 
@@ -293,6 +293,76 @@ fn radios_come_and_go_while_the_device_runs() {
         let refused = devices[0].braid(arguments).unwrap();
         assert!(!refused.status.success() && text(&refused.stderr).contains(expected), "{arguments}: {}", text(&refused.stderr));
     }
+}
+
+#[test]
+fn a_routing_daemon_runs_on_the_device_unchanged() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let devices = [0, 1].map(|number| start(&lab, number, ""));
+    (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
+    let _daemons = [0, 1].map(|number| Babel::start(&lab, number, &["vi0".to_owned()]).unwrap());
+    let [from, to] = Babel::ADDRESSES;
+    let reaches = || {
+        let mut command = adhoc_host(&lab, 0).command("ping").unwrap();
+        command.args(["-c", "1", "-W", "1", "-I", from, to]).output().unwrap().status.success()
+    };
+    eventually("babeld has a route", reaches);
+    assert!(run(&lab, 0, &format!("ip route show {to}")).contains("dev vi0"), "{}", run(&lab, 0, "ip route"));
+    for link in [0, 1] {
+        lab.dark(link).unwrap();
+        eventually("the other radio carries it", reaches);
+        let route = run(&lab, 0, &format!("ip route show {to}"));
+        assert!(route.contains("dev vi0"), "the route stays: {route}");
+        lab.bright(link).unwrap();
+        (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
+    }
+}
+
+/// A directory with a battery of this charge in percent, in place of /sys.
+fn battery(lab: &Lab, charge: u8) -> String {
+    let supply = lab.directory().join("sys/class/power_supply/BAT0");
+    std::fs::create_dir_all(&supply).unwrap();
+    for (file, text) in [("type", "Battery"), ("capacity", &charge.to_string()), ("status", "Discharging"), ("present", "1")] {
+        std::fs::write(supply.join(file), format!("{text}\n")).unwrap();
+    }
+    lab.directory().join("sys").display().to_string()
+}
+
+#[test]
+fn a_low_battery_leaves_the_radio_with_the_least_energy() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let sys = battery(&lab, 9);
+    let devices =
+        [0, 1].map(|number| start(&lab, number, if number == 0 { "--technology wlan0=wifi --technology lte0=ethernet" } else { "" }));
+    (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
+    let [first, _second] = devices;
+    drop(first);
+    let saving = start(&lab, 0, &format!("--technology wlan0=wifi --technology lte0=ethernet --sys {sys}"));
+    let share = |name: &str| saving.neighbours().unwrap().iter().find(|row| row["radio"] == name).and_then(|row| row["share"].as_f64());
+    eventually("only one radio is used", || {
+        share("wlan0").is_some() && share("lte0").is_some() && (share("wlan0") == Some(0.0)) != (share("lte0") == Some(0.0))
+    });
+    assert_eq!(saving.status().unwrap().unwrap()["saving_power"], true);
+    let used = usize::from(share("lte0") == Some(1.0));
+    println!("at 9 % {} carries all", NAMES[used]);
+    echo_server(&lab);
+    let before = sent(&lab);
+    let mut stream = connect(&lab);
+    for _ in 0..20 {
+        stream.write_all(&[1; 10_000]).unwrap();
+        stream.read_exact(&mut [0; 10_000]).unwrap();
+    }
+    let carried: Vec<u64> = sent(&lab).iter().zip(before).map(|(now, before)| now - before).collect();
+    assert!(carried[used] > 200_000 && carried[1 - used] < 5_000, "{carried:?}");
+    // With power saving off both are used again.
+    assert!(saving.braid("set --power-saving off").unwrap().status.success());
+    wait_neighbours(&lab, 0, &saving, &[0, 1]);
 }
 
 #[test]
