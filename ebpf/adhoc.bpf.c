@@ -232,8 +232,6 @@ static __attribute__((noinline)) __u32 take_turn(const struct braid_mac *to, con
 	__u64 best = ~0ULL, start;
 	__u32 radio, winner = BRAID_RADIOS;
 
-	if (!to || !plan)
-		return BRAID_RADIOS;
 	turns = bpf_map_lookup_elem(&turns_of, to);
 	if (!turns) {
 		bpf_map_update_elem(&turns_of, to, &none, BPF_NOEXIST);
@@ -276,7 +274,7 @@ static __attribute__((noinline)) int exchange_option(struct __sk_buff *skb, cons
 	__u32 offset;
 	__s64 sum;
 
-	if (!from || !to || load(skb, ETH_HEADER + 6, head, 1) || head[0] != PROTOCOL_ICMPV6 || load(skb, ND_TYPE_AT, head, 1))
+	if (load(skb, ETH_HEADER + 6, head, 1) || head[0] != PROTOCOL_ICMPV6 || load(skb, ND_TYPE_AT, head, 1))
 		return 0;
 	if (head[0] < ND_FIRST || head[0] > ND_LAST)
 		return 0;
@@ -302,7 +300,7 @@ static __attribute__((noinline)) int exchange_source(struct __sk_buff *skb, cons
 {
 	__u8 address[6];
 
-	if (!from || !to || bpf_skb_store_bytes(skb, 6, to->byte, 6, BPF_F_RECOMPUTE_CSUM))
+	if (bpf_skb_store_bytes(skb, 6, to->byte, 6, BPF_F_RECOMPUTE_CSUM))
 		return -1;
 	if (skb->protocol == bpf_htons(ETH_IPV6))
 		return exchange_option(skb, from, to);
@@ -342,7 +340,7 @@ static __attribute__((noinline)) int translate(struct __sk_buff *skb, const stru
 {
 	__u8 source[6];
 
-	if (!own || !radio || load(skb, 6, source, 6))
+	if (load(skb, 6, source, 6))
 		return -1;
 	if (!is_same(source, own->mac.byte)) {
 		count(BRAID_ADHOC_FOREIGN);
@@ -358,8 +356,6 @@ static __attribute__((noinline)) int send_to_all(struct __sk_buff *skb, const st
 	const struct braid_radio *radio;
 	__u32 left;
 
-	if (!own)
-		return TC_DROP;
 	left = own->radios;
 	for (__u32 place = 0; place < BRAID_RADIOS; place++) {
 		__u32 key = place;
@@ -391,7 +387,7 @@ static __attribute__((noinline)) int send_over(struct __sk_buff *skb, const stru
 {
 	const struct braid_radio *radio = bpf_map_lookup_elem(&radios, &place);
 
-	if (!own || !radio || !radio->device || ((radio->flags & BRAID_RADIO_TRANSLATES) && translate(skb, own, radio)))
+	if (!radio || !radio->device || ((radio->flags & BRAID_RADIO_TRANSLATES) && translate(skb, own, radio)))
 		return TC_DROP;
 	if (at && (at->byte[0] | at->byte[1] | at->byte[2] | at->byte[3] | at->byte[4] | at->byte[5]) && bpf_skb_store_bytes(skb, 0, at->byte, 6, 0))
 		return TC_DROP;
@@ -405,8 +401,6 @@ static __attribute__((noinline)) int send_to_stranger(struct __sk_buff *skb, con
 	__u64 now = bpf_ktime_get_ns(), last = 0, *heard;
 	__u32 winner = BRAID_RADIOS;
 
-	if (!own || !to)
-		return TC_DROP;
 	bpf_map_update_elem(&wanted, to, &now, BPF_ANY);
 	__builtin_memcpy(key.mac, to->byte, 6);
 	for (__u32 place = 0; place < BRAID_RADIOS; place++) {

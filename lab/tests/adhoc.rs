@@ -321,6 +321,46 @@ fn a_routing_daemon_runs_on_the_device_unchanged() {
     }
 }
 
+#[test]
+fn the_daemon_owns_the_device_and_its_radios_are_no_links() {
+    if !able() {
+        return;
+    }
+    let lab = lab(3);
+    let other = AdhocHost::start(&lab, &braid(), 1, "").unwrap();
+    let up = Up::start_with(
+        &lab,
+        "[adhoc]\nradios = [\"wlan0\", \"lte0\"]\npriorities = { lte0 = 1 }\nhysteresis = \"200 ms\"\n",
+        &lab.directory().join("braid/state"),
+    );
+    eventually("there is a device", || run(&lab, 0, "ip -o link").contains("vi0"));
+    run(&lab, 0, "ip address add 10.55.0.1/24 dev vi0");
+    eventually("the neighbour is reached", || {
+        let rows = up.api("GET /v1/adhoc", &Value::Null).1["neighbours"].as_array().cloned().unwrap_or_default();
+        rows.iter().any(|row| row["radio"] == "wlan0" && row["share"] == 1.0) && rows.iter().any(|row| row["radio"] == "lte0")
+    });
+    run(&lab, 0, "ping -c 3 -i 0.1 -W 2 10.55.0.2");
+    let links = |up: &Up<'_>| -> Vec<String> {
+        up.status().unwrap()["links"].as_array().unwrap().iter().map(|link| link["name"].as_str().unwrap().to_owned()).collect()
+    };
+    eventually("radios are no links", || links(&up) == ["eth0"]);
+    // A change of the configuration, and a device that the API makes and removes.
+    up.configure("");
+    assert!(up.braid(&["reload"]).status.success());
+    eventually("the device is gone", || !run(&lab, 0, "ip -o link").contains("vi0"));
+    eventually("all are links again", || links(&up).len() == 3);
+    let made = up.braid(&["adhoc", "up", "--name", "vi7", "--radio", "wlan0"]);
+    assert!(made.status.success() && (text(&made.stdout) + &text(&made.stderr)).contains("not authenticated"), "{}{}", text(&made.stdout), text(&made.stderr));
+    assert!(run(&lab, 0, "ip -o link").contains("vi7"));
+    let again = up.braid(&["adhoc", "up", "--radio", "lte0"]);
+    assert!(!again.status.success() && text(&again.stderr).contains("vi7 is up already"), "{}", text(&again.stderr));
+    assert!(up.braid(&["adhoc", "down"]).status.success());
+    assert!(!run(&lab, 0, "ip -o link").contains("vi7"));
+    let gone = up.braid(&["adhoc"]);
+    assert!(!gone.status.success() && text(&gone.stderr).contains("braid adhoc up"), "{}", text(&gone.stderr));
+    drop(other);
+}
+
 /// A directory with a battery of this charge in percent, in place of /sys.
 fn battery(lab: &Lab, charge: u8) -> String {
     let supply = lab.directory().join("sys/class/power_supply/BAT0");

@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 
 use braid_api::{Accepted, AdhocChange, AdhocNeighbour, AdhocRadio, AdhocStatus, Status};
-use braid_daemon::adhoc::{UNAUTHENTICATED, run_alone};
+use braid_daemon::adhoc::{NO_PRIVILEGE, UNAUTHENTICATED, run_alone};
 use serde::Serialize;
 
 use crate::cli::{Adhoc, AdhocAction, AdhocQuery, AdhocUpOptions, Device};
+use crate::client::ClientError;
 use crate::table::{Page, Tone, cell, numbers, percent, toned, words};
 use crate::{client, print, print_accepted, start};
 
@@ -50,7 +51,11 @@ fn up(options: &AdhocUpOptions, verbose: u8) -> anyhow::Result<()> {
     let request = options.request().map_err(anyhow::Error::msg)?;
     let daemon = options.device.socket.clone().unwrap_or_else(|| braid_http::DEFAULT_SOCKET.into());
     if client::read::<Status>(&daemon, "/v1/status").is_ok() {
-        return Ok(print_accepted(&client::send(&daemon, "/v1/adhoc/up", &request)?)?);
+        match client::send(&daemon, "/v1/adhoc/up", &request) {
+            // The daemon would have to be restarted. This process can do it.
+            Err(ClientError::Problem(problem)) if problem.title == NO_PRIVILEGE && options.device.socket.is_none() => {}
+            done => return Ok(print_accepted(&done?)?),
+        }
     }
     start::log("info", verbose);
     run_alone(&request, &options.device.own_socket(), options.sys.as_deref(), |name| {

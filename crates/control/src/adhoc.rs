@@ -183,6 +183,11 @@ impl<R: Radios> Adhoc<R> {
         &mut self.backend
     }
 
+    /// Gives back what it ran on.
+    pub fn into_backend(self) -> R {
+        self.backend
+    }
+
     /// The settings in force.
     pub fn settings(&self) -> &AdhocSettings {
         &self.settings

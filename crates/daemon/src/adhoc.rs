@@ -1,8 +1,9 @@
 //! The thread of the ad-hoc device, in the daemon or alone (`braid adhoc up` without a daemon).
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc as sync;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::saves_power;
 use braid_http::{Api, ReplySender, Request, Server, Serving};
 use braid_model::{Mac, NetworkSnapshot};
-use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, address_of};
+use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, AdhocPrograms, address_of};
 use braid_platform::linux::model::SYS;
 use braid_platform::linux::netlink::Follower;
 use braid_platform::linux::sys::bpf::now;
@@ -25,6 +26,10 @@ use crate::system::{notify, watch_battery};
 
 /// What the user should know about a group without a key.
 pub const UNAUTHENTICATED: &str = "the group is not authenticated: whoever is in reach of a radio can send frames in the name of its hosts, as on any Ethernet without MACsec";
+/// Title of the error of a daemon that cannot make a device because it loaded no programs for one when it started.
+pub const NO_PRIVILEGE: &str = "Not prepared";
+const GIVEN_UP: &str =
+    "the configuration had no [adhoc] when Braid started, and Braid has given up the privilege to load the programs since: restart Braid";
 /// Delay before the thread tries again what the kernel refused.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
@@ -39,33 +44,53 @@ enum Command {
 pub struct AdhocThread {
     name: String,
     commands: sync::Sender<Command>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<AdhocPrograms>>,
     low_battery: bool,
+    radios: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl AdhocThread {
-    /// Makes the device in this thread's network namespace, and starts the thread.
+    /// Makes the device in this thread's network namespace with the programs in `programs`, and starts the thread. If it fails, the programs stay there.
     ///
     /// # Errors
-    /// None of the radios exists, so that the device has no address; those of [`AdhocDevice::make`]; the thread cannot be started.
-    pub fn start(settings: AdhocSettings, network: watch::Receiver<Arc<NetworkSnapshot>>) -> Result<Self, RequestError> {
+    /// None of the radios exists, so that the device has no address; there are no programs; those of [`AdhocDevice::make`]; the thread cannot be started.
+    pub fn start(
+        settings: AdhocSettings,
+        programs: &mut Option<AdhocPrograms>,
+        network: watch::Receiver<Arc<NetworkSnapshot>>,
+    ) -> Result<Self, RequestError> {
         let mac = settings.mac.map_or_else(|| derived_address(&settings, &network.borrow()), Ok)?;
-        let failed = |reason: String| RequestError::failed("Not made", reason);
-        let device = AdhocDevice::make(&settings.name, mac).map_err(|error| match error {
-            AdhocError::Taken(_) => RequestError::conflict("Not made", error.to_string()),
-            _ => failed(error.to_string()),
+        let loaded = programs.take().ok_or_else(|| RequestError::conflict(NO_PRIVILEGE, GIVEN_UP))?;
+        let device = AdhocDevice::make(loaded, &settings.name, mac).map_err(|(error, loaded)| {
+            *programs = Some(loaded);
+            match error {
+                AdhocError::Taken(_) => RequestError::conflict("Not made", error.to_string()),
+                _ => RequestError::failed("Not made", error.to_string()),
+            }
         })?;
         let instance = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), mac.0);
         let (name, (commands, orders)) = (settings.name.clone(), sync::channel());
-        let worker = Worker { adhoc: Adhoc::new(device, settings, mac, instance), network, orders, trouble: None };
+        let radios = Arc::new(Mutex::new(names(&settings)));
+        let worker = Worker { adhoc: Adhoc::new(device, settings, mac, instance), network, orders, trouble: None, radios: radios.clone() };
         let thread = thread::Builder::new().name("braid-adhoc".to_owned()).spawn(move || worker.run());
-        let thread = thread.map_err(|error| failed(format!("cannot start its thread: {error}")))?;
-        Ok(Self { name, commands, thread: Some(thread), low_battery: false })
+        let thread = thread.map_err(|error| RequestError::failed("Not made", format!("cannot start its thread: {error}")))?;
+        Ok(Self { name, commands, thread: Some(thread), low_battery: false, radios })
+    }
+
+    /// Removes the device, and gives back its programs for another one.
+    pub fn end(mut self) -> Option<AdhocPrograms> {
+        let _ = self.commands.send(Command::End);
+        self.thread.take().and_then(|thread| thread.join().ok())
     }
 
     /// Name of the device.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Names of its radios.
+    pub fn radios(&self) -> BTreeSet<String> {
+        self.radios.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Answers with the state of the device.
@@ -110,7 +135,12 @@ fn derived_address(settings: &AdhocSettings, network: &NetworkSnapshot) -> Resul
     })
 }
 
+fn names(settings: &AdhocSettings) -> BTreeSet<String> {
+    settings.radios.iter().map(|radio| radio.name.clone()).collect()
+}
+
 struct Worker {
+    radios: Arc<Mutex<BTreeSet<String>>>,
     adhoc: Adhoc<AdhocDevice>,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     orders: sync::Receiver<Command>,
@@ -118,7 +148,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(mut self) {
+    fn run(mut self) -> AdhocPrograms {
         self.adhoc.on_devices(&self.network.borrow_and_update().interfaces);
         loop {
             let wait = self.tick();
@@ -138,12 +168,16 @@ impl Worker {
                     }
                     Ok(Command::Change(change, reply)) => {
                         let changed = self.adhoc.change(&change);
+                        *self.radios.lock().unwrap_or_else(PoisonError::into_inner) = names(self.adhoc.settings());
                         let network = self.network.borrow().clone();
                         self.adhoc.on_devices(&network.interfaces);
                         let _ = reply.send(changed);
                     }
                     Ok(Command::LowBattery(low)) => self.adhoc.set_low_battery(low),
-                    Ok(Command::End) | Err(sync::TryRecvError::Disconnected) => return self.adhoc.say_goodbye(),
+                    Ok(Command::End) | Err(sync::TryRecvError::Disconnected) => {
+                        self.adhoc.say_goodbye();
+                        return self.adhoc.into_backend().into_programs();
+                    }
                     Err(sync::TryRecvError::Empty) => break,
                 }
             }
@@ -188,7 +222,8 @@ async fn serve(settings: AdhocSettings, socket: &Path, sys: &Path, ready: impl F
     let server = Server::bind(socket)?;
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let (_follower, network) = Follower::start()?;
-    let mut device = AdhocThread::start(settings, network).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+    let mut programs = Some(AdhocPrograms::load()?);
+    let mut device = AdhocThread::start(settings, &mut programs, network).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
     crate::privilege::narrow(false).context("cannot drop the privileges that are no longer needed")?;
     let (requests, mut inbox) = mpsc::channel(64);
     let (api, _feed, spreader) = Api::new(requests);

@@ -119,10 +119,9 @@ impl Daemon<'_> {
                 let _ = reply.send(made);
             }
             Request::AdhocDown(reply) => {
-                let removed = self.adhoc.take().map(|device| Accepted {
-                    message: format!("{} is removed; its radios are as before", device.name()),
-                    warnings: Vec::new(),
-                });
+                let removed = self
+                    .remove_adhoc()
+                    .map(|name| Accepted { message: format!("{name} is removed; its radios are as before"), warnings: Vec::new() });
                 let removed = removed.ok_or_else(no_adhoc);
                 self.note_request("config", &removed);
                 let _ = reply.send(removed);
@@ -214,10 +213,18 @@ impl Daemon<'_> {
             let detail = format!("{} is up already: `braid adhoc set` and `add` change it, `braid adhoc down` removes it", device.name());
             return Err(RequestError::conflict("Not made", detail));
         }
-        let device = AdhocThread::start(AdhocSettings::of(up)?, self.network.clone())?;
+        let device = AdhocThread::start(AdhocSettings::of(up)?, &mut self.adhoc_programs, self.network.clone())?;
         let accepted = Accepted { message: format!("{} is up", device.name()), warnings: vec![crate::adhoc::UNAUTHENTICATED.to_owned()] };
         self.adhoc = Some(device);
         Ok(accepted)
+    }
+
+    /// Removes the ad-hoc device, and returns its name. Its programs serve the next one.
+    fn remove_adhoc(&mut self) -> Option<String> {
+        let device = self.adhoc.take()?;
+        let name = device.name().to_owned();
+        self.adhoc_programs = device.end();
+        Some(name)
     }
 
     /// Makes the ad-hoc device what the configuration says, if that has changed or failed before.
@@ -227,8 +234,8 @@ impl Daemon<'_> {
             return;
         }
         let wanted = wanted.clone();
-        self.adhoc = None;
-        let made = wanted.clone().map(|settings| AdhocThread::start(settings, self.network.clone())).transpose();
+        self.remove_adhoc();
+        let made = wanted.clone().map(|settings| AdhocThread::start(settings, &mut self.adhoc_programs, self.network.clone())).transpose();
         let retry = made.is_err().then(|| now() + ADHOC_RETRY);
         self.adhoc_wanted = (wanted, retry);
         let done = made.map(|device| self.adhoc = device);

@@ -23,6 +23,7 @@ use braid_http::api_handler::ApiHandler;
 use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
 use braid_model::{FlowId, LinkIndex, NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::adhoc::AdhocPrograms;
 use braid_platform::linux::bpf::load::LoadError;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::model::SYS;
@@ -201,6 +202,10 @@ async fn live(
     // The watchdog releases limited flows if this process dies or hangs.
     watch_shapes(&steering, watchdog)?;
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
+    let adhoc_programs = config
+        .adhoc
+        .as_ref()
+        .and_then(|_| AdhocPrograms::load().map_err(|error| tracing::warn!("there will be no ad-hoc device: {error}")).ok());
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     // All threads start after this: they inherit the reduced privileges.
     crate::privilege::narrow(config.policy.forwards()).context("cannot drop the privileges that are no longer needed")?;
@@ -256,6 +261,8 @@ async fn live(
         supply: watch_battery(sys),
         supplied: None,
         adhoc: None,
+        radios: BTreeSet::new(),
+        adhoc_programs,
         adhoc_wanted: (None, None),
         models: find_models(sys),
         profiles: mpsc::channel(4),
@@ -382,6 +389,10 @@ struct Daemon<'a> {
     /// State of the battery.
     supplied: Option<Supply>,
     adhoc: Option<AdhocThread>,
+    /// Its radios, when the network was judged last.
+    radios: BTreeSet<String>,
+    /// Programs for one, if the configuration had one at the start.
+    adhoc_programs: Option<AdhocPrograms>,
     /// What the configuration wanted of the ad-hoc device when that was tried last, and when to try it again.
     adhoc_wanted: (Option<AdhocSettings>, Option<Time>),
     /// Whether the machine moves.
@@ -446,6 +457,7 @@ struct Trouble {
 
 impl Daemon<'_> {
     fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
+        let network = self.without_radios(network);
         let there = |index| network.interfaces.iter().any(|device| device.index == index);
         if self.core.all_links_mut().any(|link| !there(link.facts.index)) {
             // Save what an unplugged modem has used and measured, so that it still counts when the modem comes back.
@@ -456,6 +468,17 @@ impl Daemon<'_> {
         self.peers.set_steerable(self.core.steerable());
         self.state_store.restore_links(&mut self.core, now(), unix());
         begin_allowances(&mut self.core)
+    }
+
+    /// The network without the radios of the ad-hoc device, which are no links.
+    fn without_radios(&mut self, network: Arc<NetworkSnapshot>) -> Arc<NetworkSnapshot> {
+        self.radios = self.adhoc.as_ref().map(AdhocThread::radios).unwrap_or_default();
+        if self.radios.is_empty() {
+            return network;
+        }
+        let mut rest = (*network).clone();
+        rest.interfaces.retain(|facts| !self.radios.contains(&facts.name));
+        rest.into()
     }
 
     /// Logs an error once and shows it in `braid status`; the next call is the retry. Until then the last policy, or the system's own
@@ -766,6 +789,9 @@ impl Daemon<'_> {
         let has_peers = !self.peers.is_empty();
         if std::mem::replace(&mut self.had_peers, has_peers) || has_peers {
             self.update_packet_load();
+        }
+        if self.radios != self.adhoc.as_ref().map(AdhocThread::radios).unwrap_or_default() {
+            self.take_network();
         }
         self.take_bonded_apps();
         self.update_packets();

@@ -22,7 +22,7 @@ use socket2::Socket;
 
 use super::forward::{PRIORITY, Place, attach_classifier};
 use super::load::{BARE, LoadError, kernel_at_least, load_object, load_programs, map_fd};
-use super::{failed, ignore_missing, take_map};
+use super::{detail, failed, ignore_missing, take_map};
 use crate::linux::netlink;
 use crate::linux::sys::process::poll;
 use crate::linux::sys::{abi, bpf as sys, socket, tun};
@@ -53,9 +53,6 @@ pub enum AdhocError {
         /// Error of the system.
         error: io::Error,
     },
-    /// The kernel refused the programs.
-    #[error(transparent)]
-    Programs(#[from] LoadError),
     /// The programs cannot be attached to the device, or their maps not be set.
     #[error("cannot set up the device {name}: {reason}")]
     Setup {
@@ -66,10 +63,8 @@ pub enum AdhocError {
     },
 }
 
-/// The device.
-pub struct AdhocDevice {
-    index: LinkIndex,
-    mac: Mac,
+/// The loaded programs and their maps. A process needs `CAP_PERFMON` to load them, and not to use them.
+pub struct AdhocPrograms {
     ebpf: aya::Ebpf,
     own: Array<MapData, abi::Adhoc>,
     radios: Array<MapData, abi::Radio>,
@@ -82,6 +77,62 @@ pub struct AdhocDevice {
     wanted: HashMap<MapData, abi::MacKey, u64>,
     aliases: HashMap<MapData, abi::PairKey, abi::MacKey>,
     counts: Array<MapData, u64>,
+}
+
+impl AdhocPrograms {
+    /// Loads them.
+    ///
+    /// # Errors
+    /// The privilege is missing, or the kernel refuses them.
+    pub fn load() -> Result<Self, LoadError> {
+        let mut ebpf = load_object(OBJECT, &BARE)?;
+        load_programs(&mut ebpf, &[OUT_PROGRAM, IN_PROGRAM], None)?;
+        macro_rules! map {
+            ($kind:ident, $name:literal) => {
+                $kind::try_from(take_map(&mut ebpf, $name)?).map_err(|error| LoadError::Object { reason: detail(&error) })?
+            };
+        }
+        Ok(Self {
+            own: map!(Array, "adhoc"),
+            radios: map!(Array, "radios"),
+            places: map!(HashMap, "places"),
+            plans: map!(HashMap, "plans"),
+            pairs_file: map_fd(&ebpf, OUT_PROGRAM, "pairs")?,
+            pairs: map!(HashMap, "pairs"),
+            strangers: map!(HashMap, "strangers"),
+            wanted: map!(HashMap, "wanted"),
+            aliases: map!(HashMap, "aliases"),
+            counts: map!(Array, "adhoc_counts"),
+            ebpf,
+        })
+    }
+
+    /// Removes what an earlier device has left in the maps.
+    fn clear(&mut self) {
+        fn empty<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>) {
+            let keys: Vec<K> = map.keys().take(MAX_NEIGHBOURS * MAX_RADIOS).filter_map(Result::ok).collect();
+            for key in keys {
+                // It may have been evicted.
+                let _ = map.remove(&key);
+            }
+        }
+        empty(&mut self.places);
+        empty(&mut self.plans);
+        empty(&mut self.pairs);
+        empty(&mut self.strangers);
+        empty(&mut self.wanted);
+        empty(&mut self.aliases);
+        for count in 0..abi::ADHOC_COUNTS as u32 {
+            let _ = self.counts.set(count, 0, 0);
+        }
+    }
+}
+
+/// The device.
+pub struct AdhocDevice {
+    index: LinkIndex,
+    mac: Mac,
+    programs: AdhocPrograms,
     attached: [Option<AttachedRadio>; MAX_RADIOS],
     /// A bit for each radio over which frames may leave.
     working: u32,
@@ -110,42 +161,21 @@ pub fn address_of(name: &str, radio: Mac) -> Mac {
 }
 
 impl AdhocDevice {
-    /// Makes the device in this thread's network namespace, without radios.
+    /// Makes the device in this thread's network namespace, without radios. Gives the programs back if it fails.
     ///
     /// # Errors
     /// The name is taken, or not one of a device; the privilege or the kernel's support is missing.
-    pub fn make(name: &str, mac: Mac) -> Result<Self, AdhocError> {
-        if tun::index(name).is_ok() {
-            return Err(AdhocError::Taken(name.to_owned()));
-        }
-        let no_device = |error: io::Error| AdhocError::Device { name: name.to_owned(), error };
-        let file = tun::open(name, tun::Kind::Frames).map_err(no_device)?;
-        let index = LinkIndex(tun::index(name).map_err(no_device)?);
-        netlink::set_mac(index, mac).map_err(no_device)?;
-        let mut ebpf = load_object(OBJECT, &BARE)?;
-        load_programs(&mut ebpf, &[OUT_PROGRAM, IN_PROGRAM], None)?;
-        let setup = |reason: String| AdhocError::Setup { name: name.to_owned(), reason };
-        let place = Place { device: name, side: TcAttachType::Egress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
-        let out = attach_classifier(&mut ebpf, OUT_PROGRAM, place).map_err(setup)?;
-        macro_rules! map {
-            ($kind:ident, $name:literal) => {
-                $kind::try_from(take_map(&mut ebpf, $name)?).map_err(|error| setup(error.to_string()))?
-            };
-        }
+    pub fn make(mut programs: AdhocPrograms, name: &str, mac: Mac) -> Result<Self, (AdhocError, AdhocPrograms)> {
+        programs.clear();
+        let made = make_device(&mut programs.ebpf, name, mac);
+        let (file, index, out) = match made {
+            Ok(made) => made,
+            Err(error) => return Err((error, programs)),
+        };
         let mut device = Self {
             index,
             mac,
-            own: map!(Array, "adhoc"),
-            radios: map!(Array, "radios"),
-            places: map!(HashMap, "places"),
-            plans: map!(HashMap, "plans"),
-            pairs_file: map_fd(&ebpf, OUT_PROGRAM, "pairs")?,
-            pairs: map!(HashMap, "pairs"),
-            strangers: map!(HashMap, "strangers"),
-            wanted: map!(HashMap, "wanted"),
-            aliases: map!(HashMap, "aliases"),
-            counts: map!(Array, "adhoc_counts"),
-            ebpf,
+            programs,
             attached: [const { None }; MAX_RADIOS],
             working: 0,
             by_link: kernel_at_least(6, 6),
@@ -154,9 +184,17 @@ impl AdhocDevice {
             _out: out,
             file,
         };
-        device.set_own(0).map_err(|error| setup(error.to_string()))?;
-        netlink::turn_on(index, 1500).map_err(no_device)?;
-        Ok(device)
+        let ready = device.set_own(0).map_err(|error| error.to_string());
+        match ready.and_then(|()| netlink::turn_on(index, 1500).map_err(|error| error.to_string())) {
+            Ok(()) => Ok(device),
+            Err(reason) => Err((AdhocError::Setup { name: name.to_owned(), reason }, device.into_programs())),
+        }
+    }
+
+    /// Removes the device, and gives back its programs for another one.
+    pub fn into_programs(mut self) -> AdhocPrograms {
+        (0..MAX_RADIOS).for_each(|place| self.detach(place));
+        self.programs
     }
 
     /// Waits until [`receive`](Self::receive) has frames, for at most this time.
@@ -191,7 +229,7 @@ impl AdhocDevice {
         let until = if self.by_link { u64::MAX } else { (sys::now() + LINGER).as_nanos() };
         let own = abi::Adhoc { until, device: self.index.0, radios, mac: key(self.mac) };
         self.working = radios;
-        self.own.set(0, own, 0).map_err(failed("set the device"))
+        self.programs.own.set(0, own, 0).map_err(failed("set the device"))
     }
 
     /// Tells the programs that this process lives; call it at least once a second.
@@ -205,20 +243,36 @@ impl AdhocDevice {
         let flags = if port.translates { abi::RADIO_TRANSLATES } else { 0 };
         let radio = abi::Radio { device: port.index.0, flags, mac: key(port.mac) };
         let number = u32::try_from(place).unwrap_or(u32::MAX);
-        self.radios.set(number, radio, 0).map_err(|error| error.to_string())?;
-        self.places.insert(port.index.0, number, 0).map_err(|error| error.to_string())?;
+        self.programs.radios.set(number, radio, 0).map_err(|error| error.to_string())?;
+        self.programs.places.insert(port.index.0, number, 0).map_err(|error| error.to_string())?;
         let at = Place { device: &port.name, side: TcAttachType::Ingress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
-        let attached = attach_classifier(&mut self.ebpf, IN_PROGRAM, at)?;
+        let attached = attach_classifier(&mut self.programs.ebpf, IN_PROGRAM, at)?;
         Ok(AttachedRadio { port: port.clone(), socket, _in: attached })
     }
 
     fn detach(&mut self, place: usize) {
         if let Some(radio) = self.attached[place].take() {
             // Whatever fails here is about a device that is gone.
-            let _ = self.places.remove(&radio.port.index.0);
-            let _ = self.radios.set(u32::try_from(place).unwrap_or(u32::MAX), abi::Radio::default(), 0);
+            let _ = self.programs.places.remove(&radio.port.index.0);
+            let _ = self.programs.radios.set(u32::try_from(place).unwrap_or(u32::MAX), abi::Radio::default(), 0);
         }
     }
+}
+
+/// The parts of a device.
+type Made = (File, LinkIndex, Option<Box<dyn Send + Sync>>);
+
+fn make_device(ebpf: &mut aya::Ebpf, name: &str, mac: Mac) -> Result<Made, AdhocError> {
+    if tun::index(name).is_ok() {
+        return Err(AdhocError::Taken(name.to_owned()));
+    }
+    let no_device = |error: io::Error| AdhocError::Device { name: name.to_owned(), error };
+    let file = tun::open(name, tun::Kind::Frames).map_err(no_device)?;
+    let index = LinkIndex(tun::index(name).map_err(no_device)?);
+    netlink::set_mac(index, mac).map_err(no_device)?;
+    let place = Place { device: name, side: TcAttachType::Egress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
+    let out = attach_classifier(ebpf, OUT_PROGRAM, place).map_err(|reason| AdhocError::Setup { name: name.to_owned(), reason })?;
+    Ok((file, index, out))
 }
 
 impl Radios for AdhocDevice {
@@ -255,7 +309,7 @@ impl Radios for AdhocDevice {
     }
 
     fn counted(&mut self) -> Result<Vec<(Mac, usize, Counted)>, SteeringError> {
-        let rows = sys::read_map::<abi::PairKey, abi::Pair>(self.pairs_file.as_fd());
+        let rows = sys::read_map::<abi::PairKey, abi::Pair>(self.programs.pairs_file.as_fd());
         let rows = rows.map_err(|error| SteeringError { action: "read what neighbours sent", reason: error.to_string() })?;
         let row = |(key, pair): (abi::PairKey, abi::Pair)| {
             let counted = Counted {
@@ -271,32 +325,32 @@ impl Radios for AdhocDevice {
 
     fn wanted(&mut self) -> Result<Vec<Mac>, SteeringError> {
         // Bounded, because the kernel starts again if entries are evicted meanwhile.
-        let keys: Vec<abi::MacKey> = self.wanted.keys().take(MAX_NEIGHBOURS).filter_map(Result::ok).collect();
+        let keys: Vec<abi::MacKey> = self.programs.wanted.keys().take(MAX_NEIGHBOURS).filter_map(Result::ok).collect();
         for key in &keys {
             // It may be gone.
-            let _ = self.wanted.remove(key);
+            let _ = self.programs.wanted.remove(key);
         }
         let macs: BTreeSet<Mac> = keys.into_iter().map(|key| Mac(key.byte)).collect();
         Ok(macs.into_iter().collect())
     }
 
     fn stranger(&mut self, mac: Mac, radio: usize) -> Result<Option<Time>, SteeringError> {
-        Ok(self.strangers.get(&pair_key(mac, radio), 0).ok().map(Time::from_nanos))
+        Ok(self.programs.strangers.get(&pair_key(mac, radio), 0).ok().map(Time::from_nanos))
     }
 
     fn set_pair(&mut self, mac: Mac, radio: usize, counts: bool) -> Result<(), SteeringError> {
         let key = pair_key(mac, radio);
         if counts {
-            return self.pairs.insert(key, abi::Pair::default(), 0).map_err(failed("count a neighbour's frames"));
+            return self.programs.pairs.insert(key, abi::Pair::default(), 0).map_err(failed("count a neighbour's frames"));
         }
-        ignore_missing(self.pairs.remove(&key)).map_err(failed("forget a neighbour"))
+        ignore_missing(self.programs.pairs.remove(&key)).map_err(failed("forget a neighbour"))
     }
 
     fn set_alias(&mut self, radio: usize, at: Mac, neighbour: Option<Mac>) -> Result<(), SteeringError> {
         let place = pair_key(at, radio);
         match neighbour {
-            Some(neighbour) => self.aliases.insert(place, key(neighbour), 0).map_err(failed("set a neighbour's address")),
-            None => ignore_missing(self.aliases.remove(&place)).map_err(failed("remove a neighbour's address")),
+            Some(neighbour) => self.programs.aliases.insert(place, key(neighbour), 0).map_err(failed("set a neighbour's address")),
+            None => ignore_missing(self.programs.aliases.remove(&place)).map_err(failed("remove a neighbour's address")),
         }
     }
 
@@ -305,9 +359,9 @@ impl Radios for AdhocDevice {
             Some(plan) => {
                 let at = plan.at.map(|at| at.map_or_else(Default::default, key));
                 let row = abi::Plan { share: plan.shares, at, by_frame: u32::from(plan.by_frame), pad: 0 };
-                self.plans.insert(key(mac), row, 0).map_err(failed("set a neighbour's radios"))
+                self.programs.plans.insert(key(mac), row, 0).map_err(failed("set a neighbour's radios"))
             }
-            None => ignore_missing(self.plans.remove(&key(mac))).map_err(failed("forget a neighbour's radios")),
+            None => ignore_missing(self.programs.plans.remove(&key(mac))).map_err(failed("forget a neighbour's radios")),
         }
     }
 
@@ -329,7 +383,7 @@ impl Radios for AdhocDevice {
     fn fates(&mut self) -> Result<Fates, SteeringError> {
         let mut counts = [0; abi::ADHOC_COUNTS];
         for (count, place) in counts.iter_mut().zip(0..) {
-            *count = self.counts.get(&place, 0).map_err(failed("read the counts of frames"))?;
+            *count = self.programs.counts.get(&place, 0).map_err(failed("read the counts of frames"))?;
         }
         let [duplicates, own, storms, flooded, foreign, no_radio] = counts;
         Ok(Fates { duplicates, own, storms, flooded, foreign, no_radio })
