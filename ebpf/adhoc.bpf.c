@@ -35,6 +35,10 @@
 /* Broadcasts and multicasts a second from one radio, and how many at once. */
 #define BRAID_STORM 5000
 #define BRAID_STORM_BURST 1000
+/* A repetition counts as delivered for this time. */
+#define DELIVERED_NS 1200000000ULL
+/* A radio that lost repetitions is behind the others by this number at most. */
+#define LAG 2
 /* Bytes of a broadcast that tell it from others. */
 #define DIGESTED 96
 /* A sample that takes longer was lost. */
@@ -75,8 +79,10 @@ MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 16384, 0);
 
 struct copies_key {
 	__u64 digest;
-	__u64 which; /* a radio, or the number of a repetition with bit 32 set */
+	__u64 which; /* a radio, REPETITION and the number of a repetition, or MOST */
 };
+#define REPETITION (1ULL << 32)
+#define MOST (1ULL << 33)
 struct copies {
 	__u64 last;
 	__u64 count;
@@ -258,8 +264,8 @@ static __attribute__((noinline)) __u32 take_turn(const struct braid_mac *to, con
 }
 
 #define PROTOCOL_ICMPV6 58
-#define ND_FIRST 133 /* router solicitation, router advertisement, neighbour solicitation, neighbour advertisement */
-#define ND_LAST 136
+#define ND_FIRST 133 /* router solicitation, router advertisement, neighbour solicitation, neighbour advertisement, redirect */
+#define ND_LAST 137
 #define ND_TYPE_AT (ETH_HEADER + 40)
 #define ND_CHECK_AT (ND_TYPE_AT + 2)
 #define ARP_SENDER_AT (ETH_HEADER + 8)
@@ -278,7 +284,7 @@ static __attribute__((noinline)) int exchange_option(struct __sk_buff *skb, cons
 		return 0;
 	if (head[0] < ND_FIRST || head[0] > ND_LAST)
 		return 0;
-	offset = ND_TYPE_AT + (head[0] == ND_FIRST ? 8 : head[0] == ND_FIRST + 1 ? 16 : 24);
+	offset = ND_TYPE_AT + (head[0] == ND_FIRST ? 8 : head[0] == ND_FIRST + 1 ? 16 : head[0] == ND_LAST ? 40 : 24);
 	for (int i = 0; i < 8; i++) {
 		if (load(skb, offset, option, sizeof(option)) || !option[1])
 			return 0;
@@ -295,12 +301,12 @@ static __attribute__((noinline)) int exchange_option(struct __sk_buff *skb, cons
 	return 0;
 }
 
-/* Exchanges the frame's source, also where ARP and neighbour discovery name it. Returns 0 on success. */
+/* Exchanges the frame's source, also where ARP and neighbour discovery name it. No sum of a network card covers the Ethernet header. Returns 0 on success. */
 static __attribute__((noinline)) int exchange_source(struct __sk_buff *skb, const struct braid_mac *from, const struct braid_mac *to)
 {
 	__u8 address[6];
 
-	if (bpf_skb_store_bytes(skb, 6, to->byte, 6, BPF_F_RECOMPUTE_CSUM))
+	if (bpf_skb_store_bytes(skb, 6, to->byte, 6, 0))
 		return -1;
 	if (skb->protocol == bpf_htons(ETH_IPV6))
 		return exchange_option(skb, from, to);
@@ -314,7 +320,7 @@ static __attribute__((noinline)) int exchange_source(struct __sk_buff *skb, cons
 
 /*
  * Asks a DHCP server to broadcast its answer (RFC 2131, section 4.1): it would send it to the hardware address in the message, which is the device's, and which
- * this radio does not receive.
+ * some radios do not receive. All copies of the request ask for it, so that they stay equal.
  */
 INLINE void want_broadcast(struct __sk_buff *skb)
 {
@@ -346,7 +352,6 @@ static __attribute__((noinline)) int translate(struct __sk_buff *skb, const stru
 		count(BRAID_ADHOC_FOREIGN);
 		return -1;
 	}
-	want_broadcast(skb);
 	return exchange_source(skb, &own->mac, &radio->mac);
 }
 
@@ -357,6 +362,7 @@ static __attribute__((noinline)) int send_to_all(struct __sk_buff *skb, const st
 	__u32 left;
 
 	left = own->radios;
+	want_broadcast(skb);
 	for (__u32 place = 0; place < BRAID_RADIOS; place++) {
 		__u32 key = place;
 
@@ -480,8 +486,11 @@ INLINE _Bool is_storm(__u32 place, __u64 now)
 
 	if (!storm)
 		return 0;
-	storm->left += now - storm->last;
-	storm->last = now;
+	/* Another processor may have been here later. */
+	if (now > storm->last) {
+		storm->left += now - storm->last;
+		storm->last = now;
+	}
 	if (storm->left > each * BRAID_STORM_BURST)
 		storm->left = each * BRAID_STORM_BURST;
 	if (storm->left < each)
@@ -498,7 +507,7 @@ static __attribute__((noinline)) int is_copy(struct __sk_buff *skb, __u32 place)
 {
 	__u64 word, now = bpf_ktime_get_ns(), sum = 0;
 	struct copies_key key = {};
-	struct copies *before, fresh = { .last = now, .count = 1 };
+	struct copies *before, *most, fresh = { .last = now, .count = 1 };
 	struct seen seen = {};
 	__u32 end;
 
@@ -524,11 +533,24 @@ static __attribute__((noinline)) int is_copy(struct __sk_buff *skb, __u32 place)
 	} else {
 		bpf_map_update_elem(&copies, &key, &fresh, BPF_ANY);
 	}
-	key.which = 1ULL << 32 | fresh.count;
+	if (fresh.count > 1) {
+		key.which = MOST;
+		most = bpf_map_lookup_elem(&copies, &key);
+		if (most && now - most->last < COPIES_NS) {
+			if (most->count > fresh.count + LAG && before)
+				fresh.count = before->count = most->count - LAG;
+			if (fresh.count > most->count)
+				most->count = fresh.count;
+			most->last = now;
+		} else {
+			bpf_map_update_elem(&copies, &key, &fresh, BPF_ANY);
+		}
+	}
+	key.which = REPETITION | fresh.count;
 	if (!bpf_map_update_elem(&copies, &key, &fresh, BPF_NOEXIST))
 		return 0;
 	before = bpf_map_lookup_elem(&copies, &key);
-	if (before && now - before->last < COPIES_NS)
+	if (before && now - before->last < DELIVERED_NS)
 		return 1;
 	bpf_map_update_elem(&copies, &key, &fresh, BPF_ANY);
 	return 0;
@@ -574,7 +596,7 @@ int braid_adhoc_in(struct __sk_buff *skb)
 		/* What a radio that carries the device's address receives for its own is not the device's. */
 		if (!(radio->flags & BRAID_RADIO_TRANSLATES))
 			return TC_NEXT;
-		if (bpf_skb_store_bytes(skb, 0, own->mac.byte, 6, BPF_F_RECOMPUTE_CSUM))
+		if (bpf_skb_store_bytes(skb, 0, own->mac.byte, 6, 0))
 			return TC_DROP;
 		if (skb->protocol == bpf_htons(ETH_ARP) && !load(skb, ARP_TARGET_AT, target, 6) && is_same(target, radio->mac.byte))
 			bpf_skb_store_bytes(skb, ARP_TARGET_AT, own->mac.byte, 6, BPF_F_RECOMPUTE_CSUM);
@@ -585,6 +607,11 @@ int braid_adhoc_in(struct __sk_buff *skb)
 	alias = bpf_map_lookup_elem(&aliases, &key);
 	if (alias) {
 		from = *alias;
+		/* Sent over another radio of this device. */
+		if (is_same(from.byte, own->mac.byte)) {
+			count(BRAID_ADHOC_OWN);
+			return TC_DROP;
+		}
 		if (exchange_source(skb, &at, &from))
 			return TC_DROP;
 		__builtin_memcpy(key.mac, from.byte, 6);

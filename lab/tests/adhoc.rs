@@ -350,7 +350,12 @@ fn the_daemon_owns_the_device_and_its_radios_are_no_links() {
     eventually("the device is gone", || !run(&lab, 0, "ip -o link").contains("vi0"));
     eventually("all are links again", || links(&up).len() == 3);
     let made = up.braid(&["adhoc", "up", "--name", "vi7", "--radio", "wlan0"]);
-    assert!(made.status.success() && (text(&made.stdout) + &text(&made.stderr)).contains("not authenticated"), "{}{}", text(&made.stdout), text(&made.stderr));
+    assert!(
+        made.status.success() && (text(&made.stdout) + &text(&made.stderr)).contains("not authenticated"),
+        "{}{}",
+        text(&made.stdout),
+        text(&made.stderr)
+    );
     assert!(run(&lab, 0, "ip -o link").contains("vi7"));
     let again = up.braid(&["adhoc", "up", "--radio", "lte0"]);
     assert!(!again.status.success() && text(&again.stderr).contains("vi7 is up already"), "{}", text(&again.stderr));

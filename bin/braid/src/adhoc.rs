@@ -14,6 +14,7 @@ use crate::{client, print, print_accepted, start};
 /// Runs the command.
 pub(crate) fn run(command: &Adhoc, verbose: u8) -> anyhow::Result<()> {
     let change = |device: &Device, change: AdhocChange| -> anyhow::Result<()> {
+        check_name(device)?;
         Ok(print_accepted(&client::send::<Accepted>(&device.socket(), "/v1/adhoc", &change)?)?)
     };
     match &command.action {
@@ -22,7 +23,10 @@ pub(crate) fn run(command: &Adhoc, verbose: u8) -> anyhow::Result<()> {
             print(command.query.json, &status, show)?;
         }
         Some(AdhocAction::Up(options)) => up(options, verbose)?,
-        Some(AdhocAction::Down(device)) => print_accepted(&client::send(&device.socket(), "/v1/adhoc/down", &())?)?,
+        Some(AdhocAction::Down(device)) => {
+            check_name(device)?;
+            print_accepted(&client::send(&device.socket(), "/v1/adhoc/down", &())?)?;
+        }
         Some(AdhocAction::Add { radio, device }) => change(device, AdhocChange { add: vec![radio.clone()], ..AdhocChange::default() })?,
         Some(AdhocAction::Remove { radio, device }) => {
             change(device, AdhocChange { remove: vec![radio.clone()], ..AdhocChange::default() })?;
@@ -32,6 +36,20 @@ pub(crate) fn run(command: &Adhoc, verbose: u8) -> anyhow::Result<()> {
             let neighbours = Neighbours { neighbours: read(query)?.neighbours };
             print(query.json, &neighbours, |page, it: &Neighbours| show_neighbours(page, &it.neighbours))?;
         }
+    }
+    Ok(())
+}
+
+/// An order is for the device that it names. A socket that was named has one device.
+fn check_name(device: &Device) -> anyhow::Result<()> {
+    if device.socket.is_none() {
+        let status: AdhocStatus = client::read(&device.socket(), "/v1/adhoc")?;
+        anyhow::ensure!(
+            status.name == device.name,
+            "there is no device {}; the daemon has {}: name it with --name",
+            device.name,
+            status.name
+        );
     }
     Ok(())
 }

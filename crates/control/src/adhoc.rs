@@ -12,7 +12,7 @@ use braid_api::{Accepted, AdhocChange, AdhocCounts, AdhocNeighbour, AdhocRadio, 
 use braid_decide::adhoc::database::{Database, Neighbour};
 use braid_decide::adhoc::frame::{BROADCAST, Frame, Kind, arp_probe};
 use braid_decide::adhoc::pair::{Counted, Pair};
-use braid_decide::adhoc::{Candidate, MAX_RADIOS, Plan, WHOLE, shares_of};
+use braid_decide::adhoc::{Candidate, MAX_RADIOS, Plan, Terms, WHOLE, shares_of};
 use braid_decide::energy::{Profiles, Technology};
 use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Power, Rate, Time};
 
@@ -28,9 +28,11 @@ const IDLE: Duration = Duration::from_secs(1);
 /// Interval at which a host without Braid is searched over radios that have not heard it.
 const SEARCHED: Duration = Duration::from_secs(5);
 /// Interval of [`Adhoc::tick`] while frames leave and while something is missing.
-const BUSY: Duration = Duration::from_millis(20);
+const BUSY: Duration = Duration::from_millis(10);
 /// The same otherwise.
 const QUIET: Duration = Duration::from_millis(50);
+/// A radio that the kernel refused is tried again after this time.
+const RETRIED: Duration = Duration::from_secs(10);
 /// A warning is shown for this time after its cause was seen last.
 const WARNED: Duration = Duration::from_secs(30);
 
@@ -96,8 +98,10 @@ pub trait Radios {
 struct Radio {
     terms: RadioTerms,
     facts: Option<LinkFacts>,
-    /// Why it is not used although its device is there.
-    trouble: Option<String>,
+    /// Why its device cannot be a radio.
+    unusable: Option<&'static str>,
+    /// Why the kernel refused it, and when.
+    refused: Option<(String, Time)>,
 }
 
 impl Radio {
@@ -112,11 +116,12 @@ impl Radio {
     }
 
     fn works(&self) -> bool {
-        self.trouble.is_none() && self.facts.as_ref().is_some_and(|facts| facts.carrier)
+        self.unusable.is_none() && self.refused.is_none() && self.facts.as_ref().is_some_and(|facts| facts.carrier)
     }
 
     fn port(&self) -> Option<Port> {
-        let facts = self.facts.as_ref()?;
+        // What is a port of a bridge now is left alone.
+        let facts = self.facts.as_ref().filter(|_| self.unusable.is_none() && self.refused.is_none())?;
         let (translates, works) = (self.translates(), self.works());
         Some(Port { index: facts.index, name: facts.name.clone(), mac: facts.mac?, translates, works })
     }
@@ -208,7 +213,7 @@ impl<R: Radios> Adhoc<R> {
         for terms in &settings.radios {
             let known = self.radios.iter().flatten().any(|radio| radio.terms.name == terms.name);
             if let Some(free) = self.radios.iter_mut().find(|place| place.is_none()).filter(|_| !known) {
-                *free = Some(Radio { terms: terms.clone(), facts: None, trouble: None });
+                *free = Some(Radio { terms: terms.clone(), facts: None, unusable: None, refused: None });
             }
         }
         self.settings = settings;
@@ -232,20 +237,18 @@ impl<R: Radios> Adhoc<R> {
 
     /// The devices of this machine have changed.
     pub fn on_devices(&mut self, devices: &[LinkFacts]) {
-        let own = devices.iter().find(|facts| facts.name == self.settings.name).map(|facts| facts.index);
         for (place, radio) in self.radios.iter_mut().enumerate() {
             let Some(radio) = radio else { continue };
             let facts = devices.iter().find(|facts| facts.name == radio.terms.name).cloned();
-            let anew = facts.as_ref().map(|facts| facts.index) != radio.facts.as_ref().map(|facts| facts.index);
-            radio.facts = facts;
-            if anew {
+            let identity = |facts: &LinkFacts| (facts.index, facts.mac);
+            if facts.as_ref().map(identity) != radio.facts.as_ref().map(identity) {
                 self.database.forget_radio(place);
             }
-            let trouble = radio.facts.as_ref().and_then(|facts| unusable(facts, own));
-            // Why the kernel refused the device stays until the device is another.
-            if anew || trouble.is_some() || radio.trouble.as_deref().is_some_and(|old| old.starts_with(PORT)) {
-                radio.trouble = trouble;
+            if facts != radio.facts {
+                radio.refused = None;
             }
+            radio.unusable = facts.as_ref().and_then(unusable);
+            radio.facts = facts;
         }
     }
 
@@ -258,24 +261,31 @@ impl<R: Radios> Adhoc<R> {
             return;
         }
         let (terms, works) = (self.settings.terms, self.works());
-        let Some(neighbour) = self.database.enter(now, frame.device, &terms) else { return };
-        if neighbour.instance.is_some_and(|instance| instance != frame.instance) {
-            // It has started again, with other numbers.
-            neighbour.pairs = [const { None }; MAX_RADIOS];
-        }
-        neighbour.instance = Some(frame.instance);
-        // Nobody takes another's place while that is heard.
-        if neighbour.pairs[place].as_ref().is_some_and(|(at, _)| *at != frame.from) {
+        // Nobody takes the place of a neighbour that has proven it, nor its address on a radio.
+        let known = self.database.get_mut(&frame.device).and_then(|neighbour| neighbour.pairs[place].as_ref());
+        if known.is_some_and(|(at, pair)| *at != frame.from && pair.is_proven()) {
             return;
         }
-        let (_, pair) = neighbour.pairs[place].get_or_insert_with(|| (frame.from, Pair::new(now)));
-        pair.set_remote(frame.radio);
+        if known.is_none_or(|(at, _)| *at != frame.from) && self.database.is_taken(&frame.device, place, frame.from) {
+            return;
+        }
+        let seed = self.instance as u32
+            ^ u32::from(frame.radio)
+            ^ frame.from.0.iter().fold(0u32, |sum, byte| sum.wrapping_mul(31) ^ u32::from(*byte));
+        let Some(neighbour) = self.database.enter(now, frame.device, &terms) else { return };
+        let entry = neighbour.pairs[place].get_or_insert_with(|| (frame.from, Pair::announced(now, seed)));
+        if entry.0 != frame.from {
+            *entry = (frame.from, Pair::announced(now, seed));
+        }
+        entry.1.set_remote(frame.radio);
         for (_, pair) in neighbour.pairs.iter_mut().flatten() {
             pair.on_working(frame.works);
         }
         let Some((_, pair)) = &mut neighbour.pairs[place] else { return };
         match frame.kind {
             Kind::Announcement => pair.on_announcement(now, frame.sequence),
+            // To all: one forged request would draw answers from every host.
+            Kind::Request if frame.to == BROADCAST => {}
             Kind::Request => {
                 pair.on_heard(now);
                 let reply = Frame {
@@ -290,7 +300,11 @@ impl<R: Radios> Adhoc<R> {
                 };
                 self.backend.send(place, &reply.encode());
             }
-            Kind::Reply => neighbour.proven |= pair.on_reply(now, frame.sequence),
+            Kind::Reply => {
+                if pair.on_reply(now, frame.sequence) {
+                    self.database.settle(&frame.device, place, frame.from);
+                }
+            }
         }
     }
 
@@ -322,7 +336,7 @@ impl<R: Radios> Adhoc<R> {
     /// # Errors
     /// The kernel refuses something. The next call tries again.
     pub fn tick(&mut self, now: Time) -> Result<Time, SteeringError> {
-        self.apply_radios()?;
+        self.apply_radios(now);
         self.read_counts(now)?;
         self.admit(now)?;
         self.database.expire(now, &self.settings.terms);
@@ -334,13 +348,16 @@ impl<R: Radios> Adhoc<R> {
         Ok(now + if busy { BUSY } else { QUIET })
     }
 
-    fn apply_radios(&mut self) -> Result<(), SteeringError> {
+    fn apply_radios(&mut self, now: Time) {
+        for radio in self.radios.iter_mut().flatten() {
+            radio.refused.take_if(|(_, at)| now.since(*at) >= RETRIED);
+        }
         let ports: [_; MAX_RADIOS] = std::array::from_fn(|place| self.radios[place].as_ref().and_then(Radio::port));
         if ports != self.applied.ports {
             for (place, reason) in self.backend.set_radios(&ports) {
                 if let Some(radio) = &mut self.radios[place] {
                     tracing::warn!(radio = radio.terms.name, reason, "the radio is not used");
-                    radio.trouble = Some(reason);
+                    radio.refused = Some((reason, now));
                 }
             }
             // A radio that came is announced at once.
@@ -348,22 +365,24 @@ impl<R: Radios> Adhoc<R> {
             self.applied.ports = ports;
         }
         let mtu =
-            self.radios.iter().flatten().filter(|radio| radio.trouble.is_none()).filter_map(|radio| Some(radio.facts.as_ref()?.mtu)).min();
+            self.radios.iter().flatten().filter(|radio| radio.port().is_some()).filter_map(|radio| Some(radio.facts.as_ref()?.mtu)).min();
         if let Some(mtu) = mtu.filter(|mtu| self.applied.mtu != Some(*mtu)) {
-            self.backend.set_mtu(mtu)?;
             self.applied.mtu = Some(mtu);
+            if let Err(error) = self.backend.set_mtu(mtu) {
+                tracing::warn!("{} keeps its MTU: {error}", self.settings.name);
+            }
         }
-        Ok(())
     }
 
     fn read_counts(&mut self, now: Time) -> Result<(), SteeringError> {
         for (mac, radio, counted) in self.backend.counted()? {
             let Some(neighbour) = self.database.get_mut(&mac) else { continue };
-            let plain = neighbour.instance.is_none();
             let since = neighbour.since;
             if let Some((_, pair)) = &mut neighbour.pairs[radio] {
-                pair.on_counted(now, counted, plain);
-                neighbour.proven |= plain && counted.heard > since;
+                pair.on_counted(now, counted);
+                if counted.heard > since {
+                    pair.prove();
+                }
             }
         }
         Ok(())
@@ -385,7 +404,7 @@ impl<R: Radios> Adhoc<R> {
             let heard = self.backend.stranger(mac, place)?.filter(|heard| now.since(*heard) <= self.settings.terms.expiry);
             let terms = self.settings.terms;
             if let (Some(heard), Some(neighbour)) = (heard, heard.and_then(|_| self.database.enter(now, mac, &terms))) {
-                neighbour.pairs[place].get_or_insert_with(|| (mac, Pair::new(heard)));
+                neighbour.pairs[place].get_or_insert_with(|| (mac, Pair::plain(heard)));
             }
         }
         Ok(())
@@ -433,24 +452,25 @@ impl<R: Radios> Adhoc<R> {
         let mut busy = false;
         let works: [bool; MAX_RADIOS] = std::array::from_fn(|place| self.radios[place].as_ref().is_some_and(Radio::works));
         for (mac, neighbour) in self.database.iter_mut() {
-            // A host without Braid answers only if its address is known.
-            let address = if neighbour.instance.is_some() { None } else { self.backend.address(*mac) };
-            if neighbour.instance.is_none() && address.is_none() {
-                continue;
-            }
-            let idle = if address.is_some() { self.settings.terms.expiry / 3 } else { IDLE };
+            let braid = neighbour.is_braid();
             for (place, pair) in neighbour.pairs.iter_mut().enumerate().filter(|(place, _)| works[*place]) {
                 let Some((at, pair)) = pair else { continue };
-                if let Some(sequence) = pair.probe(now, idle) {
-                    due.push((place, *at, sequence, address));
+                // A host without Braid answers only if its address is known.
+                let address = if pair.answers_echoes() { None } else { self.backend.address(*mac) };
+                if !pair.answers_echoes() && address.is_none() && !pair.is_offered() {
+                    continue;
+                }
+                let idle = if braid || pair.answers_echoes() { IDLE } else { self.settings.terms.expiry / 3 };
+                if let Some(probe) = pair.probe(now, idle) {
+                    due.push((place, *at, probe, address));
                 }
                 busy |= pair.is_busy(now);
             }
         }
-        for (place, to, sequence, address) in due {
+        for (place, to, probe, address) in due {
             match address {
-                None => self.send(place, to, Kind::Request, sequence),
-                Some(address) => self.send_arp(place, to, address),
+                Some(address) if !probe.is_echo => self.send_arp(place, to, address),
+                _ => self.send(place, to, Kind::Request, probe.sequence),
             }
         }
         busy
@@ -469,7 +489,7 @@ impl<R: Radios> Adhoc<R> {
             return Ok(());
         }
         self.searched = Some(now);
-        let is_plain = |neighbour: &Neighbour| neighbour.instance.is_none() && neighbour.proven;
+        let is_plain = |neighbour: &Neighbour| neighbour.is_proven() && !neighbour.is_braid();
         let plain: Vec<Mac> = self.database.iter().filter(|(_, neighbour)| is_plain(neighbour)).map(|(mac, _)| *mac).collect();
         for mac in plain {
             // Those that answered the last search.
@@ -485,15 +505,21 @@ impl<R: Radios> Adhoc<R> {
 
     fn apply_neighbours(&mut self) -> Result<(), SteeringError> {
         let mut wanted = Applied::default();
+        // What leaves over one radio and comes back over another has that radio's address, if it translates.
+        for (place, own) in self.applied.ports.iter().enumerate().filter_map(|(place, port)| Some((place, port.as_ref()?))) {
+            for other in (0..MAX_RADIOS).filter(|other| own.translates && *other != place && self.applied.ports[*other].is_some()) {
+                wanted.aliases.insert((other, own.mac), self.mac);
+            }
+        }
         for (mac, neighbour) in self.database.iter() {
             for (place, pair) in neighbour.pairs.iter().enumerate() {
-                let Some((at, _)) = pair else { continue };
+                let Some((at, pair)) = pair else { continue };
                 wanted.pairs.insert((*mac, place));
-                if at != mac {
+                if at != mac && pair.is_proven() {
                     wanted.aliases.insert((place, *at), *mac);
                 }
             }
-            if neighbour.proven {
+            if neighbour.is_proven() {
                 wanted.plans.insert(*mac, self.plan(*mac, neighbour));
             }
         }
@@ -523,23 +549,26 @@ impl<R: Radios> Adhoc<R> {
     }
 
     fn plan(&self, mac: Mac, neighbour: &Neighbour) -> Plan {
+        let saves_power = self.saves_power && self.settings.terms.power_saving;
         let candidates = |dead: bool| {
             std::array::from_fn::<_, MAX_RADIOS, _>(|place| {
                 let (radio, (_, pair)) = (self.radios[place].as_ref()?, neighbour.pairs[place].as_ref()?);
-                (radio.works() && (dead || !pair.is_dead())).then(|| Candidate {
+                (radio.works() && pair.is_proven() && (dead || !pair.is_dead())).then(|| Candidate {
                     priority: radio.terms.priority,
                     heard: pair.heard(),
                     srtt: pair.srtt(),
                     rate: radio.facts.as_ref().and_then(|facts| facts.nominal).unwrap_or(Rate::ZERO),
-                    power: self.power(radio),
+                    power: if saves_power { self.power(radio) } else { Power::ZERO },
                 })
             })
         };
-        let saves_power = self.saves_power && self.settings.terms.power_saving;
-        let mut shares = shares_of(&candidates(false), self.settings.terms.hysteresis, saves_power);
+        // A host without Braid is heard over an idle radio as often as it is probed.
+        let Terms { hysteresis, expiry, .. } = self.settings.terms;
+        let hysteresis = if neighbour.is_braid() { hysteresis } else { hysteresis.max(expiry / 2) };
+        let mut shares = shares_of(&candidates(false), hysteresis, saves_power);
         if shares == [0; MAX_RADIOS] {
             // If all are dead, all count as living, as links do.
-            shares = shares_of(&candidates(true), self.settings.terms.hysteresis, saves_power);
+            shares = shares_of(&candidates(true), hysteresis, saves_power);
         }
         let at = std::array::from_fn(|place| neighbour.pairs[place].as_ref().map(|(at, _)| *at).filter(|at| *at != mac));
         Plan { shares, at, by_frame: self.settings.terms.by_frame }
@@ -607,8 +636,8 @@ impl<R: Radios> Adhoc<R> {
                 mac: mac.to_string(),
                 radio: radio.terms.name.clone(),
                 at: (at != mac).then(|| at.to_string()),
-                braid: neighbour.instance.is_some(),
-                state: if !neighbour.proven {
+                braid: pair.is_braid(),
+                state: if !pair.is_proven() {
                     "new"
                 } else if pair.is_dead() {
                     "dead"
@@ -626,30 +655,23 @@ impl<R: Radios> Adhoc<R> {
     }
 }
 
-/// What the reasons begin with that go when the device is no longer a port.
-const PORT: &str = "it is a port of";
-
 impl Radio {
     fn reason(&self) -> Option<String> {
-        match &self.facts {
-            None => Some("there is no such device".to_owned()),
-            Some(facts) => self.trouble.clone().or_else(|| (!facts.carrier).then(|| "it is off, or has no carrier".to_owned())),
-        }
+        let Some(facts) = &self.facts else { return Some("there is no such device".to_owned()) };
+        let refused = self.refused.as_ref().map(|(reason, _)| reason.clone());
+        self.unusable.map(str::to_owned).or(refused).or_else(|| (!facts.carrier).then(|| "it is off, or has no carrier".to_owned()))
     }
 }
 
 /// Why a device cannot be a radio.
-fn unusable(facts: &LinkFacts, own: Option<LinkIndex>) -> Option<String> {
-    match facts.master {
-        Some(master) if Some(master) == own => return Some(format!("{PORT} the device itself: remove it from there")),
-        Some(_) => return Some(format!("{PORT} a bridge or bond, which would send frames around in a circle: remove it from there")),
-        None => {}
+fn unusable(facts: &LinkFacts) -> Option<&'static str> {
+    match facts.kind {
+        _ if facts.master.is_some() => {
+            Some("it is a port of a bridge or bond, which would send frames around in a circle: remove it from there")
+        }
+        LinkKind::Loopback => Some("it is the loopback device"),
+        LinkKind::Vpn => Some("it is a tunnel, not an Ethernet device"),
+        _ if facts.mac.is_none() => Some("it has no Ethernet address"),
+        _ => None,
     }
-    let reason = match facts.kind {
-        LinkKind::Loopback => "it is the loopback device",
-        LinkKind::Vpn => "it is a tunnel, not an Ethernet device",
-        _ if facts.mac.is_none() => "it has no Ethernet address",
-        _ => return None,
-    };
-    Some(reason.to_owned())
 }

@@ -88,6 +88,11 @@ impl AdhocThread {
         &self.name
     }
 
+    /// Whether it is gone, because somebody has removed it.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Names of its radios.
     pub fn radios(&self) -> BTreeSet<String> {
         self.radios.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -150,11 +155,17 @@ struct Worker {
 impl Worker {
     fn run(mut self) -> AdhocPrograms {
         self.adhoc.on_devices(&self.network.borrow_and_update().interfaces);
+        let mut next = now();
         loop {
-            let wait = self.tick();
-            self.adhoc.backend().wait(wait);
+            if !self.adhoc.backend().wait(next.since(now())) {
+                tracing::warn!("the ad-hoc device {} was removed by somebody else", self.adhoc.settings().name);
+                return self.adhoc.into_backend().into_programs();
+            }
             for (place, frame) in self.adhoc.backend().receive() {
                 self.adhoc.on_frame(now(), place, &frame);
+            }
+            if now() >= next {
+                next = now() + self.tick();
             }
             if self.network.has_changed().unwrap_or(false) {
                 let network = self.network.borrow_and_update().clone();
@@ -187,8 +198,8 @@ impl Worker {
     /// One step. Returns the time until the next one.
     fn tick(&mut self) -> Duration {
         let time = now();
-        let next = self.adhoc.tick(time).and_then(|next| self.adhoc.backend().heartbeat().map(|()| next));
-        match next {
+        let beaten = self.adhoc.backend().heartbeat();
+        match self.adhoc.tick(time).and_then(|next| beaten.map(|()| next)) {
             Ok(next) => {
                 self.trouble = None;
                 next.since(time)
@@ -221,20 +232,25 @@ pub fn run_alone(up: &AdhocUp, socket: &Path, sys: Option<&Path>, ready: impl Fn
 async fn serve(settings: AdhocSettings, socket: &Path, sys: &Path, ready: impl FnOnce(&str)) -> anyhow::Result<()> {
     let server = Server::bind(socket)?;
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let (_follower, network) = Follower::start()?;
     let mut programs = Some(AdhocPrograms::load()?);
-    let mut device = AdhocThread::start(settings, &mut programs, network).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+    // Before any other thread starts, which keeps the privileges that it starts with.
     crate::privilege::narrow(false).context("cannot drop the privileges that are no longer needed")?;
+    let (_follower, network) = Follower::start()?;
+    let mut device = AdhocThread::start(settings, &mut programs, network).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
     let (requests, mut inbox) = mpsc::channel(64);
     let (api, _feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
     let mut supply = watch_battery(sys);
+    let mut look = tokio::time::interval(RETRY_AFTER);
     ready(device.name());
     notify("READY=1");
     loop {
         tokio::select! {
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
+            _ = look.tick() => if device.has_ended() {
+                anyhow::bail!("{} is gone: somebody has removed it", device.name());
+            },
             Some(supply) = supply.recv() => device.set_supply(supply.as_ref()),
             request = inbox.recv() => match request {
                 None => break,

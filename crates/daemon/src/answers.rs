@@ -229,7 +229,15 @@ impl Daemon<'_> {
 
     /// Makes the ad-hoc device what the configuration says, if that has changed or failed before.
     pub(super) fn follow_adhoc(&mut self) {
+        if self.adhoc.as_ref().is_some_and(AdhocThread::has_ended) {
+            self.remove_adhoc();
+            self.adhoc_wanted.1 = Some(now() + ADHOC_RETRY);
+        }
         let wanted = &self.core.config().adhoc;
+        // What a user has made meanwhile stays.
+        if self.adhoc.is_some() && *wanted == self.adhoc_wanted.0 {
+            self.adhoc_wanted.1 = None;
+        }
         if *wanted == self.adhoc_wanted.0 && self.adhoc_wanted.1.is_none_or(|retry| now() < retry) {
             return;
         }

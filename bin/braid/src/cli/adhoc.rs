@@ -1,5 +1,6 @@
 //! `braid adhoc`.
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -73,7 +74,8 @@ impl Device {
     pub(crate) fn socket(&self) -> PathBuf {
         match &self.socket {
             Some(socket) => socket.clone(),
-            None => Some(self.own_socket()).filter(|socket| socket.exists()).unwrap_or_else(|| DEFAULT_SOCKET.into()),
+            // A process that was killed leaves its socket.
+            None => Some(self.own_socket()).filter(|own| UnixStream::connect(own).is_ok()).unwrap_or_else(|| DEFAULT_SOCKET.into()),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The neighbour database (Mota 2011, section 3.2.2): which neighbours there are, and over which radios.
 //!
-//! The paper enters whoever sends anything. Anybody in reach could then fill the database. Here a host enters once this host has sent it something, and it is
-//! *proven* once it has answered. A neighbour that is proven and not expired is never removed for another; the others may fill a part only.
+//! The paper enters whoever sends anything. Anybody in reach could then fill the database. Here a host enters once this host has sent it something, or once it has
+//! announced itself, and it is *proven* once it has answered. A neighbour that is proven and not expired is never removed for another; the others may fill a part
+//! only.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +19,6 @@ const MAX_UNPROVEN: usize = MAX_NEIGHBOURS / 4;
 pub struct Neighbour {
     /// When it entered.
     pub since: Time,
-    /// Whether it has answered.
-    pub proven: bool,
-    /// The random number of its start, if it runs Braid.
-    pub instance: Option<u64>,
     /// The radios that have heard it, with its address there.
     pub pairs: [Option<(Mac, Pair)>; MAX_RADIOS],
 }
@@ -32,8 +29,18 @@ impl Neighbour {
         self.pairs.iter().flatten().map(|(_, pair)| pair.heard()).max().unwrap_or(self.since)
     }
 
+    /// Whether it has answered over any radio.
+    pub fn is_proven(&self) -> bool {
+        self.pairs.iter().flatten().any(|(_, pair)| pair.is_proven())
+    }
+
+    /// Whether it runs Braid, as far as is known.
+    pub fn is_braid(&self) -> bool {
+        self.pairs.iter().flatten().any(|(_, pair)| pair.is_braid())
+    }
+
     fn is_living(&self, now: Time, terms: &Terms) -> bool {
-        self.proven && now.since(self.heard()) <= terms.expiry
+        self.is_proven() && now.since(self.heard()) <= terms.expiry
     }
 }
 
@@ -49,7 +56,7 @@ impl Database {
         if !self.neighbours.contains_key(&mac) {
             self.make_room(now, terms)?;
         }
-        let new = || Neighbour { since: now, proven: false, instance: None, pairs: [const { None }; MAX_RADIOS] };
+        let new = || Neighbour { since: now, pairs: [const { None }; MAX_RADIOS] };
         Some(self.neighbours.entry(mac).or_insert_with(new))
     }
 
@@ -58,9 +65,9 @@ impl Database {
         let oldest = |neighbours: &BTreeMap<Mac, Neighbour>, may: &dyn Fn(&Neighbour) -> bool| {
             neighbours.iter().filter(|(_, one)| may(one)).min_by_key(|(_, one)| one.heard()).map(|(mac, _)| *mac)
         };
-        let unproven = self.neighbours.values().filter(|one| !one.proven).count();
+        let unproven = self.neighbours.values().filter(|one| !one.is_proven()).count();
         let gone = if unproven >= MAX_UNPROVEN {
-            oldest(&self.neighbours, &|one| !one.proven)
+            oldest(&self.neighbours, &|one| !one.is_proven())
         } else if self.neighbours.len() >= MAX_NEIGHBOURS {
             Some(oldest(&self.neighbours, &|one| !one.is_living(now, terms))?)
         } else {
@@ -85,6 +92,19 @@ impl Database {
     /// All, to change them.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Mac, &mut Neighbour)> {
         self.neighbours.iter_mut()
+    }
+
+    /// Whether another neighbour than `mac` has proven that `at` is its address on this radio.
+    pub fn is_taken(&self, mac: &Mac, radio: usize, at: Mac) -> bool {
+        let has = |neighbour: &Neighbour| neighbour.pairs[radio].as_ref().is_some_and(|(own, pair)| *own == at && pair.is_proven());
+        self.neighbours.iter().any(|(other, neighbour)| other != mac && has(neighbour))
+    }
+
+    /// The neighbour with this address has proven that `at` is its address on this radio: it is no other's.
+    pub fn settle(&mut self, mac: &Mac, radio: usize, at: Mac) {
+        for (_, neighbour) in self.neighbours.iter_mut().filter(|(other, _)| *other != mac) {
+            neighbour.pairs[radio].take_if(|(own, _)| *own == at);
+        }
     }
 
     /// Removes pairs that have expired, and neighbours without any.
@@ -122,8 +142,12 @@ mod tests {
 
     fn hear(database: &mut Database, now: Time, number: u32, proven: bool) -> bool {
         let Some(neighbour) = database.enter(now, mac(number), &Terms::default()) else { return false };
-        neighbour.proven |= proven;
-        neighbour.pairs[0] = Some((mac(number), Pair::new(now)));
+        let known = neighbour.is_proven();
+        let mut pair = Pair::plain(now);
+        if proven || known {
+            pair.prove();
+        }
+        neighbour.pairs[0] = Some((mac(number), pair));
         true
     }
 
@@ -131,13 +155,13 @@ mod tests {
     fn a_flood_of_made_up_addresses_removes_no_living_neighbour() {
         let mut database = Database::default();
         assert!(hear(&mut database, at(0), 1, true));
-        for number in 0..100_000 {
+        for number in 0..20_000 {
             hear(&mut database, at(number.into()), 1000 + number, false);
             if number % 5000 == 0 {
                 hear(&mut database, at(number.into()), 1, false);
             }
         }
-        assert!(database.get_mut(&mac(1)).is_some_and(|neighbour| neighbour.proven));
+        assert!(database.get_mut(&mac(1)).is_some_and(|neighbour| neighbour.is_proven()));
         assert!(database.iter().count() <= 1 + MAX_UNPROVEN);
     }
 
@@ -158,11 +182,22 @@ mod tests {
         let mut database = Database::default();
         let terms = Terms { expiry: Duration::from_secs(1), ..Terms::default() };
         hear(&mut database, at(0), 1, true);
-        database.get_mut(&mac(1)).unwrap().pairs[3] = Some((mac(7), Pair::new(at(500))));
+        database.get_mut(&mac(1)).unwrap().pairs[3] = Some((mac(7), Pair::plain(at(500))));
         database.expire(at(1200), &terms);
         let pairs = |database: &Database| database.iter().map(|(_, one)| one.pairs.iter().flatten().count()).collect::<Vec<_>>();
         assert_eq!(pairs(&database), [1]);
         database.forget_radio(3);
         assert!(pairs(&database).is_empty());
+    }
+
+    #[test]
+    fn an_address_belongs_to_who_has_proven_it() {
+        let mut database = Database::default();
+        hear(&mut database, at(0), 1, true);
+        assert!(database.is_taken(&mac(2), 0, mac(1)) && !database.is_taken(&mac(1), 0, mac(1)) && !database.is_taken(&mac(2), 1, mac(1)));
+        database.enter(at(0), mac(2), &Terms::default()).unwrap().pairs[0] = Some((mac(1), Pair::announced(at(0), 1)));
+        assert!(!database.is_taken(&mac(1), 0, mac(1)), "an announcement proves nothing");
+        database.settle(&mac(2), 0, mac(1));
+        assert!(database.get_mut(&mac(1)).unwrap().pairs[0].is_none());
     }
 }

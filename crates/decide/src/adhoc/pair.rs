@@ -12,14 +12,19 @@ pub const SAMPLED: Duration = Duration::from_secs(1);
 /// A pair over which frames leave, but over which nothing came for this time or two round trips, is probed.
 const SUSPICION: Duration = Duration::from_millis(40);
 /// Interval of probes of a suspected pair.
-const PROBED: Duration = Duration::from_millis(25);
+const PROBED: Duration = Duration::from_millis(20);
 /// Number of probes without an answer after which a pair is dead, if the first of them is as old as [`PATIENCE`] or three round trips. At a loss of 5 % of all
 /// frames they stay unanswered one time in 10,000.
 const PROBES: u32 = 4;
 /// See [`PROBES`]. Together with [`SUSPICION`] less than the shortest retransmission timer of TCP on Linux (200 ms): the first retransmission takes another radio.
 const PATIENCE: Duration = Duration::from_millis(80);
-/// Interval of probes of a dead pair.
-const DEAD_PROBED: Duration = Duration::from_millis(500);
+/// Interval of probes of a dead pair, and after [`PATIENT_PROBES`] of them.
+const DEAD_PROBED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(5)];
+const PATIENT_PROBES: u32 = 20;
+/// Frames left for the neighbour within this time: its round trip matters.
+const TALKING: Duration = Duration::from_secs(10);
+/// Probes whose answers count.
+const OUTSTANDING: u32 = 8;
 
 /// What the programs in the kernel counted for a pair since they began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,9 +39,24 @@ pub struct Counted {
     pub samples: u32,
 }
 
+/// A probe to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Probe {
+    /// Its number.
+    pub sequence: u32,
+    /// Whether it is an echo request of Braid, which a plain host does not answer.
+    pub is_echo: bool,
+}
+
 /// State of a pair.
 #[derive(Debug, Clone)]
 pub struct Pair {
+    /// Whether the neighbour answers echoes, as far as this is known: it announced itself before anything else was heard, or has answered one.
+    echoes: bool,
+    /// A plain host has announced itself: an echo will tell.
+    offers: bool,
+    /// Whether the neighbour has answered over this radio.
+    proven: bool,
     heard: Time,
     /// The first frame that left after anything was heard.
     unanswered: Option<Time>,
@@ -57,6 +77,8 @@ pub struct Pair {
 #[derive(Debug, Clone, Copy, Default)]
 struct Probes {
     sequence: u32,
+    /// Number of all.
+    sent: u32,
     /// The first and the last one, and their number.
     first: Time,
     last: Time,
@@ -66,9 +88,12 @@ struct Probes {
 }
 
 impl Pair {
-    /// A pair whose neighbour was heard at `heard`.
-    pub fn new(heard: Time) -> Self {
+    /// A pair whose neighbour was heard at `heard`, by a frame that is no announcement. It counts as living.
+    pub fn plain(heard: Time) -> Self {
         Self {
+            echoes: false,
+            offers: false,
+            proven: false,
             heard,
             unanswered: None,
             counted: Counted::default(),
@@ -81,6 +106,38 @@ impl Pair {
             announcements: Announcements::default(),
             remote: None,
         }
+    }
+
+    /// A pair whose neighbour announced itself at `heard`. It is dead until the neighbour answers an echo: anybody can announce anything, and what this host
+    /// hears may not hear it. `seed` is a random number, from which the numbers of probes begin, so that nobody can answer what was not sent to him.
+    pub fn announced(heard: Time, seed: u32) -> Self {
+        let probes = Probes { sequence: seed, ..Probes::default() };
+        Self { echoes: true, dead: true, probes, ..Self::plain(heard) }
+    }
+
+    /// Whether the neighbour has answered over this radio.
+    pub fn is_proven(&self) -> bool {
+        self.proven
+    }
+
+    /// Whether it is probed by echoes, because the neighbour seems to run Braid.
+    pub fn answers_echoes(&self) -> bool {
+        self.echoes
+    }
+
+    /// Whether a plain host has announced itself, so that one echo will tell whether it runs Braid.
+    pub fn is_offered(&self) -> bool {
+        self.offers
+    }
+
+    /// A plain host has sent a frame after this host sent it one.
+    pub fn prove(&mut self) {
+        self.proven |= !self.echoes;
+    }
+
+    /// Whether the neighbour runs Braid: it has answered an echo.
+    pub fn is_braid(&self) -> bool {
+        self.echoes && self.proven
     }
 
     /// When the neighbour was heard last.
@@ -103,17 +160,17 @@ impl Pair {
         self.announcements.loss()
     }
 
-    /// Takes the kernel's counts. `answers`: whatever arrives after a probe answers it, because the neighbour does not run Braid.
-    pub fn on_counted(&mut self, now: Time, counted: Counted, answers: bool) {
+    /// Takes the kernel's counts. Whatever arrives after a probe answers it, if the neighbour does not run Braid.
+    pub fn on_counted(&mut self, now: Time, counted: Counted) {
         let samples = counted.samples.wrapping_sub(self.counted.samples);
         if samples > 0 {
             self.sum += counted.round_trips.saturating_sub(self.counted.round_trips);
             self.samples = self.samples.saturating_add(samples);
         }
-        self.counted = counted;
-        if answers && self.probes.unanswered > 0 && counted.heard > self.probes.last {
-            self.on_reply(counted.heard, self.probes.sequence);
-        } else if counted.heard > self.heard {
+        let before = std::mem::replace(&mut self.counted, counted).heard;
+        if !self.echoes && self.probes.unanswered > 0 && counted.heard > self.probes.last {
+            self.on_answer(counted.heard, self.probes.sequence);
+        } else if counted.heard > before {
             self.on_heard(counted.heard);
         }
         if counted.sent > self.heard {
@@ -136,6 +193,7 @@ impl Pair {
     pub fn on_announcement(&mut self, at: Time, sequence: u32) {
         self.announcements.note(sequence);
         self.heard = self.heard.max(at);
+        self.offers |= !self.echoes;
     }
 
     /// A frame over this pair left the neighbour's radio with this place.
@@ -148,17 +206,29 @@ impl Pair {
         self.dead |= self.remote.is_some_and(|radio| works >> radio & 1 == 0);
     }
 
-    /// The answer to the probe with this number arrived. Returns false for one that was not sent.
+    /// The answer to the echo with this number arrived. Returns false for one that is not outstanding.
     pub fn on_reply(&mut self, now: Time, sequence: u32) -> bool {
-        if sequence == 0 || self.probes.sequence.wrapping_sub(sequence) > 1000 {
+        if self.probes.sequence.wrapping_sub(sequence) >= OUTSTANDING.min(self.probes.sent) {
             return false;
         }
+        self.echoes = true;
+        self.offers = false;
+        self.on_answer(now, sequence);
+        true
+    }
+
+    fn on_answer(&mut self, now: Time, sequence: u32) {
         if let Some((_, sent)) = self.probes.timed.take_if(|(timed, _)| *timed == sequence) {
-            self.add_sample(now.since(sent));
+            let round_trip = now.since(sent);
+            if self.dead && self.proven {
+                // It was slower than its round trip let expect: that is known at once, not by an eighth.
+                self.srtt = Srtt::default();
+            }
+            self.add_sample(round_trip);
         }
         self.dead = false;
+        self.proven = true;
         self.on_heard(now);
-        true
     }
 
     /// Adds a measured round trip.
@@ -167,31 +237,36 @@ impl Pair {
         self.samples = self.samples.saturating_add(1);
     }
 
-    /// The number of a probe to send now, if one is due. `idle`: a pair without a sample for this time is probed, too.
-    pub fn probe(&mut self, now: Time, idle: Duration) -> Option<u32> {
+    /// A probe to send now, if one is due. `idle`: the pair of a neighbour to which frames leave is probed if it has no sample for this time, and any pair
+    /// after ten times this.
+    pub fn probe(&mut self, now: Time, idle: Duration) -> Option<Probe> {
         self.judge(now);
         let since_last = now.since(self.probes.last);
+        let idle = if now.since(self.counted.sent) < TALKING || self.srtt.get().is_none() { idle } else { idle * 10 };
         let due = if self.dead {
-            since_last >= DEAD_PROBED
+            since_last >= DEAD_PROBED[usize::from(self.probes.unanswered > PATIENT_PROBES)]
         } else if self.is_suspected(now) {
             since_last >= PROBED
         } else {
             now.since(self.sampled) >= idle && self.samples == 0 && since_last >= idle
         };
-        if !due {
+        let offered = self.offers && since_last >= DEAD_PROBED[0];
+        if !due && !offered {
             return None;
         }
+        self.offers = false;
         let probes = &mut self.probes;
-        probes.sequence = probes.sequence.wrapping_add(1).max(1);
+        probes.sequence = probes.sequence.wrapping_add(1);
+        probes.sent = probes.sent.saturating_add(1);
         if probes.unanswered == 0 {
             probes.first = now;
         }
-        probes.unanswered += 1;
+        probes.unanswered = probes.unanswered.saturating_add(1);
         probes.last = now;
         if probes.timed.is_none_or(|(_, sent)| now.since(sent) > Duration::from_secs(5)) {
             probes.timed = Some((probes.sequence, now));
         }
-        Some(probes.sequence)
+        Some(Probe { sequence: probes.sequence, is_echo: self.echoes || offered })
     }
 
     /// Whether something is missing, so that the pair must be looked at soon.
@@ -267,16 +342,27 @@ mod tests {
         Time::ZERO + MS(1000 + ms)
     }
 
+    /// A pair that has answered.
+    fn lively() -> Pair {
+        let mut pair = Pair::announced(at(0), 7);
+        let probe = pair.probe(at(0), IDLE).unwrap();
+        assert!(pair.is_dead() && !pair.is_proven());
+        assert!(pair.on_reply(at(0), probe.sequence) && pair.is_braid());
+        (pair.sum, pair.samples) = (Duration::ZERO, 0);
+        pair
+    }
+
     fn sent(pair: &mut Pair, now: u64, sent: u64, heard: u64) {
-        pair.on_counted(at(now), Counted { heard: at(heard), sent: at(sent), ..pair.counted }, false);
+        pair.on_counted(at(now), Counted { heard: at(heard), sent: at(sent), ..pair.counted });
     }
 
     #[test]
     fn a_black_hole_is_dead_before_tcp_sends_again() {
-        let mut pair = Pair::new(at(0));
+        let mut pair = lively();
         sent(&mut pair, 0, 0, 0);
         let (mut probes, mut now) = (0, 0);
         while !pair.is_dead() {
+            // As often as the process looks.
             now += 10;
             sent(&mut pair, now, now, 0);
             probes += u32::from(pair.probe(at(now), IDLE).is_some());
@@ -287,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_pair_that_hears_stays_alive_and_is_not_probed() {
-        let mut pair = Pair::new(at(0));
+        let mut pair = lively();
         for now in (0..2000).step_by(10) {
             sent(&mut pair, now, now, now);
             pair.add_sample(MS(5));
@@ -298,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_dead_pair_lives_again_with_an_answer_not_with_what_it_hears() {
-        let mut pair = Pair::new(at(0));
+        let mut pair = lively();
         for now in (0..400).step_by(10) {
             sent(&mut pair, now, now, 0);
             pair.probe(at(now), IDLE);
@@ -308,17 +394,19 @@ mod tests {
         pair.on_heard(at(510));
         assert!(pair.is_dead());
         let probe = (510..2000).step_by(10).find_map(|now| pair.probe(at(now), IDLE)).unwrap();
-        assert!(!pair.on_reply(at(2000), probe + 1), "it was not sent");
+        for other in [probe.sequence + 1, probe.sequence - 8, 0] {
+            assert!(!pair.on_reply(at(2000), other), "it is not outstanding");
+        }
         assert!(pair.is_dead());
-        assert!(pair.on_reply(at(2000), probe));
+        assert!(pair.on_reply(at(2000), probe.sequence));
         assert!(!pair.is_dead() && pair.heard() == at(2000));
     }
 
     #[test]
     fn a_long_round_trip_has_patience() {
-        let mut pair = Pair::new(at(0));
+        let mut pair = lively();
         pair.add_sample(MS(400));
-        pair.on_counted(at(0), Counted { heard: at(0), ..Counted::default() }, false);
+        pair.on_counted(at(0), Counted { heard: at(0), ..Counted::default() });
         for now in (0..1200).step_by(10) {
             sent(&mut pair, now, now, 0);
             pair.probe(at(now), IDLE);
@@ -328,12 +416,12 @@ mod tests {
 
     #[test]
     fn an_idle_pair_is_probed_each_second_and_the_answer_is_a_sample() {
-        let mut pair = Pair::new(at(0));
+        let mut pair = lively();
         assert_eq!(pair.probe(at(990), IDLE), None);
         let probe = pair.probe(at(1000), IDLE).unwrap();
         assert_eq!(pair.probe(at(1010), IDLE), None);
-        assert!(pair.on_reply(at(1030), probe));
-        pair.on_counted(at(1030), Counted::default(), false);
+        assert!(pair.on_reply(at(1030), probe.sequence));
+        pair.on_counted(at(1030), Counted::default());
         assert_eq!(pair.srtt(), Some(MS(30)));
         assert_eq!(pair.probe(at(2000), IDLE), None);
         assert!(pair.probe(at(2030), IDLE).is_some());
@@ -341,18 +429,18 @@ mod tests {
 
     #[test]
     fn the_kernels_samples_are_averaged_each_second_and_smoothed() {
-        let mut pair = Pair::new(at(0));
+        let mut pair = lively();
         let counted = |round_trips, samples| Counted { heard: at(0), round_trips: MS(round_trips), samples, ..Counted::default() };
-        pair.on_counted(at(0), counted(80, 1), false);
+        pair.on_counted(at(0), counted(80, 1));
         assert_eq!(pair.srtt(), Some(MS(80)));
-        pair.on_counted(at(500), counted(280, 2), false);
-        pair.on_counted(at(1000), counted(400, 3), false);
+        pair.on_counted(at(500), counted(280, 2));
+        pair.on_counted(at(1000), counted(400, 3));
         assert_eq!(pair.srtt(), Some(MS(90)), "a mean of 160 ms, by an eighth");
     }
 
     #[test]
     fn loss_is_the_share_of_missing_announcements() {
-        let mut pair = Pair::new(at(0));
+        let mut pair = lively();
         assert_eq!(pair.loss(), None);
         for sequence in (u32::MAX - 9..=u32::MAX).chain(0..10).filter(|sequence| sequence % 4 != 1) {
             pair.on_announcement(at(0), sequence);

@@ -1,7 +1,7 @@
 //! The ad-hoc device on Linux: a TAP device, the programs of `ebpf/adhoc.bpf.c`, and a socket for Braid's own frames at each radio.
 //!
 //! File descriptors hold all of it. When the process ends, however it ends, the kernel removes the device, and the radios are as before. Before Linux 6.6 the
-//! programs at the radios are filters, which stay: they let all frames pass [`LINGER`] after the last heartbeat, and [`super::sweep_filters`] removes them.
+//! programs at the radios are filters, which stay after a crash: they let all frames pass [`LINGER`] after the last heartbeat, and the next device with this radio replaces them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -30,12 +30,14 @@ use crate::linux::sys::{abi, bpf as sys, socket, tun};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/adhoc.bpf.o"));
 const OUT_PROGRAM: &str = "braid_adhoc_out";
 /// Runs at the radios.
-pub(super) const IN_PROGRAM: &str = "braid_adhoc_in";
+const IN_PROGRAM: &str = "braid_adhoc_in";
 /// Interval between readings of the system's table of neighbours.
 const ADDRESSES_READ: Duration = Duration::from_secs(1);
 /// Most frames that [`AdhocDevice::receive`] reads from a radio at once.
 const FRAMES_AT_ONCE: usize = 256;
 
+/// Largest MTU of a TAP device.
+const MOST_MTU: u32 = 65_521;
 /// Filters act for this time after the last heartbeat.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -197,15 +199,19 @@ impl AdhocDevice {
         self.programs
     }
 
-    /// Waits until [`receive`](Self::receive) has frames, for at most this time.
-    pub fn wait(&self, most: Duration) {
-        // Only the end of the device is awaited in places without a radio.
-        let mut on = [(self.file.as_fd(), false); MAX_RADIOS];
-        for (entry, radio) in on.iter_mut().zip(self.attached.iter().flatten()) {
+    /// Waits until [`receive`](Self::receive) has frames, for at most this time. Returns false if somebody has removed the device.
+    pub fn wait(&self, most: Duration) -> bool {
+        // The file of the device is polled for its end only.
+        let mut on = [(self.file.as_fd(), false); MAX_RADIOS + 1];
+        for (entry, radio) in on[1..].iter_mut().zip(self.attached.iter().flatten()) {
             *entry = (radio.socket.as_fd(), true);
         }
-        if poll(on, Some(most)).is_err() {
-            std::thread::sleep(most);
+        match poll(on, Some(most)) {
+            Ok(ready) => !ready[0].hung_up,
+            Err(_) => {
+                std::thread::sleep(most);
+                true
+            }
         }
     }
 
@@ -298,7 +304,10 @@ impl Radios for AdhocDevice {
             if let Some(port) = port.as_ref().filter(|port| port.works) {
                 match self.attach(place, port) {
                     Ok(radio) => self.attached[place] = Some(radio),
-                    Err(reason) => refused.push((place, reason)),
+                    Err(reason) => {
+                        let _ = self.programs.places.remove(&port.index.0);
+                        refused.push((place, reason));
+                    }
                 }
             }
         }
@@ -390,7 +399,7 @@ impl Radios for AdhocDevice {
     }
 
     fn set_mtu(&mut self, mtu: u32) -> Result<(), SteeringError> {
-        netlink::set_mtu(self.index, mtu)
+        netlink::set_mtu(self.index, mtu.min(MOST_MTU))
             .map_err(|error| SteeringError { action: "set the size of the device's largest packet", reason: error.to_string() })
     }
 }

@@ -344,7 +344,6 @@ pub fn sweep_filters() -> Result<(), DumpError> {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);
         }
-        let _ = tc::qdisc_detach_program(&device.name, TcAttachType::Ingress, super::adhoc::IN_PROGRAM);
     }
     Ok(())
 }
