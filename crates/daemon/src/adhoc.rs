@@ -44,7 +44,7 @@ enum Command {
 pub struct AdhocThread {
     name: String,
     commands: sync::Sender<Command>,
-    thread: Option<JoinHandle<AdhocPrograms>>,
+    thread: Option<JoinHandle<Box<AdhocPrograms>>>,
     low_battery: bool,
     radios: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -56,7 +56,7 @@ impl AdhocThread {
     /// None of the radios exists, so that the device has no address; there are no programs; those of [`AdhocDevice::make`]; the thread cannot be started.
     pub fn start(
         settings: AdhocSettings,
-        programs: &mut Option<AdhocPrograms>,
+        programs: &mut Option<Box<AdhocPrograms>>,
         network: watch::Receiver<Arc<NetworkSnapshot>>,
     ) -> Result<Self, RequestError> {
         let mac = settings.mac.map_or_else(|| derived_address(&settings, &network.borrow()), Ok)?;
@@ -78,7 +78,7 @@ impl AdhocThread {
     }
 
     /// Removes the device, and gives back its programs for another one.
-    pub fn end(mut self) -> Option<AdhocPrograms> {
+    pub fn end(mut self) -> Option<Box<AdhocPrograms>> {
         let _ = self.commands.send(Command::End);
         self.thread.take().and_then(|thread| thread.join().ok())
     }
@@ -153,7 +153,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(mut self) -> AdhocPrograms {
+    fn run(mut self) -> Box<AdhocPrograms> {
         self.adhoc.on_devices(&self.network.borrow_and_update().interfaces);
         let mut next = now();
         loop {

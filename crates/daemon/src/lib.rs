@@ -392,7 +392,7 @@ struct Daemon<'a> {
     /// Its radios, when the network was judged last.
     radios: BTreeSet<String>,
     /// Programs for one, if the configuration had one at the start.
-    adhoc_programs: Option<AdhocPrograms>,
+    adhoc_programs: Option<Box<AdhocPrograms>>,
     /// What the configuration wanted of the ad-hoc device when that was tried last, and when to try it again.
     adhoc_wanted: (Option<AdhocSettings>, Option<Time>),
     /// Whether the machine moves.

@@ -86,7 +86,7 @@ impl AdhocPrograms {
     ///
     /// # Errors
     /// The privilege is missing, or the kernel refuses them.
-    pub fn load() -> Result<Self, LoadError> {
+    pub fn load() -> Result<Box<Self>, LoadError> {
         let mut ebpf = load_object(OBJECT, &BARE)?;
         load_programs(&mut ebpf, &[OUT_PROGRAM, IN_PROGRAM], None)?;
         macro_rules! map {
@@ -94,7 +94,7 @@ impl AdhocPrograms {
                 $kind::try_from(take_map(&mut ebpf, $name)?).map_err(|error| LoadError::Object { reason: detail(&error) })?
             };
         }
-        Ok(Self {
+        Ok(Box::new(Self {
             own: map!(Array, "adhoc"),
             radios: map!(Array, "radios"),
             places: map!(HashMap, "places"),
@@ -106,7 +106,7 @@ impl AdhocPrograms {
             aliases: map!(HashMap, "aliases"),
             counts: map!(Array, "adhoc_counts"),
             ebpf,
-        })
+        }))
     }
 
     /// Removes what an earlier device has left in the maps.
@@ -134,7 +134,7 @@ impl AdhocPrograms {
 pub struct AdhocDevice {
     index: LinkIndex,
     mac: Mac,
-    programs: AdhocPrograms,
+    programs: Box<AdhocPrograms>,
     attached: [Option<AttachedRadio>; MAX_RADIOS],
     /// A bit for each radio over which frames may leave.
     working: u32,
@@ -167,7 +167,7 @@ impl AdhocDevice {
     ///
     /// # Errors
     /// The name is taken, or not one of a device; the privilege or the kernel's support is missing.
-    pub fn make(mut programs: AdhocPrograms, name: &str, mac: Mac) -> Result<Self, (AdhocError, AdhocPrograms)> {
+    pub fn make(mut programs: Box<AdhocPrograms>, name: &str, mac: Mac) -> Result<Self, (AdhocError, Box<AdhocPrograms>)> {
         programs.clear();
         let made = make_device(&mut programs.ebpf, name, mac);
         let (file, index, out) = match made {
@@ -194,7 +194,7 @@ impl AdhocDevice {
     }
 
     /// Removes the device, and gives back its programs for another one.
-    pub fn into_programs(mut self) -> AdhocPrograms {
+    pub fn into_programs(mut self) -> Box<AdhocPrograms> {
         (0..MAX_RADIOS).for_each(|place| self.detach(place));
         self.programs
     }
