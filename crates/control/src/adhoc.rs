@@ -3,6 +3,8 @@
 //! The caller passes in devices, frames and the time. [`Adhoc::tick`] says when it must be called again.
 
 mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;

@@ -1,0 +1,289 @@
+//! The device on a fake: frames go in, and what it would set in the kernel comes out.
+
+use braid_api::AdhocChange;
+use braid_decide::adhoc::frame::LENGTH;
+
+use super::*;
+
+const OWN: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const OTHER: Mac = Mac([2, 0, 0, 0, 0, 2]);
+const FORGED: Mac = Mac([2, 0, 0, 0, 0, 0xee]);
+
+/// What the device has set.
+#[derive(Default)]
+struct Fake {
+    ports: [Option<Port>; MAX_RADIOS],
+    refuses: bool,
+    pairs: BTreeSet<(Mac, usize)>,
+    counted: BTreeMap<(Mac, usize), Counted>,
+    aliases: BTreeMap<(usize, Mac), Mac>,
+    plans: BTreeMap<Mac, Plan>,
+    sent: Vec<(usize, Vec<u8>)>,
+    wanted: Vec<Mac>,
+    strangers: BTreeMap<(Mac, usize), Time>,
+    addresses: BTreeMap<Mac, Ipv4Addr>,
+}
+
+impl Radios for Fake {
+    fn set_radios(&mut self, ports: &[Option<Port>; MAX_RADIOS]) -> Vec<(usize, String)> {
+        self.ports.clone_from(ports);
+        let there = (0..MAX_RADIOS).filter(|place| ports[*place].is_some() && self.refuses);
+        there.map(|place| (place, "no such luck".to_owned())).collect()
+    }
+    fn counted(&mut self) -> Result<Vec<(Mac, usize, Counted)>, SteeringError> {
+        let row = |pair: &(Mac, usize)| (pair.0, pair.1, self.counted.get(pair).copied().unwrap_or_default());
+        Ok(self.pairs.iter().map(row).collect())
+    }
+    fn wanted(&mut self) -> Result<Vec<Mac>, SteeringError> {
+        Ok(std::mem::take(&mut self.wanted))
+    }
+    fn stranger(&mut self, mac: Mac, radio: usize) -> Result<Option<Time>, SteeringError> {
+        Ok(self.strangers.get(&(mac, radio)).copied())
+    }
+    fn set_pair(&mut self, mac: Mac, radio: usize, counts: bool) -> Result<(), SteeringError> {
+        assert!(if counts { self.pairs.insert((mac, radio)) } else { self.pairs.remove(&(mac, radio)) });
+        Ok(())
+    }
+    fn set_alias(&mut self, radio: usize, at: Mac, neighbour: Option<Mac>) -> Result<(), SteeringError> {
+        match neighbour {
+            Some(neighbour) => self.aliases.insert((radio, at), neighbour),
+            None => self.aliases.remove(&(radio, at)),
+        };
+        Ok(())
+    }
+    fn set_plan(&mut self, mac: Mac, plan: Option<&Plan>) -> Result<(), SteeringError> {
+        match plan {
+            Some(plan) => self.plans.insert(mac, *plan),
+            None => self.plans.remove(&mac),
+        };
+        Ok(())
+    }
+    fn send(&mut self, radio: usize, frame: &[u8]) {
+        self.sent.push((radio, frame.to_vec()));
+    }
+    fn address(&mut self, mac: Mac) -> Option<Ipv4Addr> {
+        self.addresses.get(&mac).copied()
+    }
+    fn fates(&mut self) -> Result<Fates, SteeringError> {
+        Ok(Fates::default())
+    }
+    fn set_mtu(&mut self, _mtu: u32) -> Result<(), SteeringError> {
+        Ok(())
+    }
+}
+
+/// A device over these radios, and its time.
+struct World {
+    device: Adhoc<Fake>,
+    devices: Vec<LinkFacts>,
+    now: Time,
+}
+
+impl World {
+    fn new(radios: &[&str]) -> Self {
+        let add = radios.iter().map(|name| (*name).to_owned()).collect();
+        let settings = AdhocSettings::default().changed(&AdhocChange { add, ..AdhocChange::default() }).unwrap();
+        let facts = |(place, name): (usize, &&str)| LinkFacts {
+            mac: Some(Mac([2, 0, 0, 0, 1, place as u8])),
+            carrier: true,
+            ..LinkFacts::new(LinkIndex(place as u32 + 2), *name, LinkKind::Wired)
+        };
+        let devices = radios.iter().enumerate().map(facts).collect();
+        let mut world = Self { device: Adhoc::new(Fake::default(), settings, OWN, 77), devices, now: Time::from_nanos(1_000_000_000) };
+        world.devices_changed();
+        world
+    }
+
+    fn devices_changed(&mut self) {
+        self.device.on_devices(&self.devices);
+        self.pass(10);
+    }
+
+    /// Lets this many milliseconds pass.
+    fn pass(&mut self, ms: u64) {
+        let end = self.now + Duration::from_millis(ms);
+        while self.now < end {
+            self.now = self.now + Duration::from_millis(10);
+            self.device.tick(self.now).unwrap();
+        }
+    }
+
+    fn frame(device: Mac, from: Mac, kind: Kind, sequence: u32) -> Frame {
+        Frame {
+            to: if kind == Kind::Announcement { BROADCAST } else { OWN },
+            from,
+            kind,
+            radio: 0,
+            device,
+            sequence,
+            instance: 5,
+            works: 0xff,
+        }
+    }
+
+    fn hear(&mut self, place: usize, frame: Frame) {
+        self.device.on_frame(self.now, place, &frame.encode());
+    }
+
+    /// Answers the last request that left over a radio as this neighbour.
+    fn answer(&mut self, place: usize, device: Mac, from: Mac) {
+        let requests = self.device.backend().sent.iter().filter(|(over, _)| *over == place).filter_map(|(_, bytes)| Frame::decode(bytes));
+        let last = requests.filter(|frame| frame.kind == Kind::Request && frame.to == from).last().expect("a request");
+        self.hear(place, Self::frame(device, from, Kind::Reply, last.sequence));
+    }
+
+    /// Announces a neighbour and lets it answer.
+    fn meet(&mut self, place: usize, device: Mac, from: Mac) {
+        self.hear(place, Self::frame(device, from, Kind::Announcement, 1));
+        self.pass(20);
+        self.answer(place, device, from);
+        self.pass(20);
+    }
+
+    fn share(&mut self, mac: Mac, place: usize) -> u32 {
+        self.device.backend().plans.get(&mac).map_or(0, |plan| plan.shares[place])
+    }
+}
+
+#[test]
+fn a_neighbour_is_used_once_it_answers_over_the_radio() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    for place in [0, 1] {
+        world.hear(place, World::frame(OTHER, OTHER, Kind::Announcement, 1));
+    }
+    world.pass(50);
+    assert!(world.device.backend().plans.is_empty(), "it has only announced itself");
+    world.answer(0, OTHER, OTHER);
+    world.pass(20);
+    assert_eq!((world.share(OTHER, 0), world.share(OTHER, 1)), (WHOLE, 0), "it has answered over one of them");
+    world.answer(1, OTHER, OTHER);
+    world.pass(20);
+    assert!(world.share(OTHER, 0) > 0 && world.share(OTHER, 1) > 0);
+}
+
+#[test]
+fn forged_announcements_take_nobodys_place() {
+    let mut world = World::new(&["wlan0"]);
+    let at = Mac([2, 0, 0, 0, 9, 9]);
+    world.meet(0, OTHER, at);
+    assert_eq!(world.device.backend().aliases, BTreeMap::from([((0, at), OTHER)]));
+    let plan = world.device.backend().plans.clone();
+    // A made-up host with the neighbour's address, the neighbour with another address, and with another start.
+    for forged in [
+        World::frame(FORGED, at, Kind::Announcement, 2),
+        World::frame(OTHER, FORGED, Kind::Announcement, 2),
+        Frame { instance: 99, works: 0, ..World::frame(OTHER, FORGED, Kind::Announcement, 2) },
+        World::frame(OTHER, FORGED, Kind::Reply, 1),
+        World::frame(FORGED, at, Kind::Reply, 1),
+    ] {
+        world.hear(0, forged);
+        world.pass(20);
+        assert_eq!(world.device.backend().aliases, BTreeMap::from([((0, at), OTHER)]), "{forged:?}");
+        assert_eq!(world.device.backend().plans, plan, "{forged:?}");
+    }
+    for sequence in 0..100_000 {
+        world.hear(0, World::frame(FORGED, FORGED, Kind::Reply, sequence * 40_000));
+    }
+    world.pass(20);
+    assert!(!world.device.backend().plans.contains_key(&FORGED), "blind answers");
+}
+
+#[test]
+fn a_request_is_answered_to_its_sender_only_and_never_if_sent_to_all() {
+    let mut world = World::new(&["wlan0"]);
+    world.device.backend().sent.clear();
+    world.hear(0, Frame { to: BROADCAST, ..World::frame(OTHER, OTHER, Kind::Request, 9) });
+    world.hear(0, Frame { to: FORGED, ..World::frame(OTHER, OTHER, Kind::Request, 9) });
+    assert!(world.device.backend().sent.is_empty());
+    world.hear(0, World::frame(OTHER, OTHER, Kind::Request, 9));
+    let (place, bytes) = &world.device.backend().sent[0];
+    let reply = Frame::decode(bytes).unwrap();
+    assert_eq!((*place, bytes.len(), reply.kind, reply.sequence, reply.to, reply.device), (0, LENGTH, Kind::Reply, 9, OTHER, OWN));
+}
+
+#[test]
+fn what_a_neighbour_says_about_its_radios_is_followed_at_once() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    world.meet(0, OTHER, OTHER);
+    world.hear(1, Frame { radio: 1, ..World::frame(OTHER, OTHER, Kind::Announcement, 1) });
+    world.pass(20);
+    world.answer(1, OTHER, OTHER);
+    world.pass(20);
+    // The answer names place 0 on both; the announcement names the real one.
+    world.hear(1, Frame { radio: 1, works: 0b10, ..World::frame(OTHER, OTHER, Kind::Announcement, 2) });
+    world.pass(20);
+    assert_eq!((world.share(OTHER, 0), world.share(OTHER, 1)), (0, WHOLE));
+}
+
+#[test]
+fn a_radio_without_carrier_or_in_a_bridge_is_let_go() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    assert!(world.device.backend().ports.iter().flatten().all(|port| port.works));
+    world.devices[0].carrier = false;
+    world.devices[1].master = Some(LinkIndex(99));
+    world.devices_changed();
+    let ports = world.device.backend().ports.clone();
+    assert!(ports[0].as_ref().is_some_and(|port| !port.works) && ports[1].is_none(), "{ports:?}");
+    let view = world.device.view(world.now).unwrap();
+    assert!(view.radios[1].reason.as_ref().is_some_and(|reason| reason.contains("port of a bridge")), "{view:?}");
+    world.devices[1].master = None;
+    world.devices_changed();
+    assert!(world.device.backend().ports[1].is_some());
+}
+
+#[test]
+fn a_refused_radio_is_tried_again() {
+    let mut world = World::new(&["wlan0"]);
+    world.device.backend().refuses = true;
+    for carrier in [false, true] {
+        world.devices[0].carrier = carrier;
+        world.devices_changed();
+    }
+    world.pass(100);
+    let reason = world.device.view(world.now).unwrap().radios[0].reason.clone();
+    assert_eq!(reason.as_deref(), Some("no such luck"));
+    world.device.backend().refuses = false;
+    world.pass(11_000);
+    assert!(world.device.view(world.now).unwrap().radios[0].up);
+}
+
+#[test]
+fn a_plain_host_enters_when_something_was_sent_to_it_and_is_found_over_the_other_radio() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    let (now, address) = (world.now, Ipv4Addr::new(10, 0, 0, 2));
+    world.device.backend().strangers.insert((OTHER, 0), now);
+    world.pass(100);
+    assert!(world.device.backend().pairs.is_empty(), "it was only heard");
+    let now = world.now;
+    world.device.backend().strangers.insert((OTHER, 0), now);
+    world.device.backend().wanted.push(OTHER);
+    world.device.backend().addresses.insert(OTHER, address);
+    world.pass(50);
+    let heard = world.now;
+    world.device.backend().counted.insert((OTHER, 0), Counted { heard, ..Counted::default() });
+    world.pass(50);
+    assert_eq!(world.share(OTHER, 0), WHOLE);
+    world.device.backend().sent.clear();
+    world.pass(5_100);
+    let probes = |world: &mut World, place: usize| {
+        world.device.backend().sent.iter().filter(|(over, frame)| *over == place && frame.len() == 42).count()
+    };
+    assert!(probes(&mut world, 1) >= 1, "searched over the other radio");
+    let heard = world.now;
+    world.device.backend().strangers.insert((OTHER, 1), heard);
+    world.device.backend().counted.insert((OTHER, 0), Counted { heard, ..Counted::default() });
+    world.pass(5_100);
+    assert!(world.device.backend().pairs.contains(&(OTHER, 1)), "it has answered the search");
+}
+
+#[test]
+fn another_host_with_the_same_address_is_said() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    world.hear(0, World::frame(OWN, FORGED, Kind::Announcement, 1));
+    world.hear(1, Frame { instance: 77, ..World::frame(OWN, FORGED, Kind::Announcement, 1) });
+    let warnings = world.device.view(world.now).unwrap().warnings;
+    assert!(warnings.iter().any(|text| text.contains("another host of this network has the address")), "{warnings:?}");
+    assert!(warnings.iter().any(|text| text.contains("wlan0 and wlan1 are in one network")), "{warnings:?}");
+    world.pass(31_000);
+    assert!(world.device.view(world.now).unwrap().warnings.is_empty());
+}
