@@ -6,6 +6,7 @@ import { attr, clear, field, h, icon, put, s } from './dom.js';
 import { duration, plural, rateParts, watts } from './format.js';
 import { refreshPolicy } from './policy.js';
 import { linkRates, on, prependSamples, store, take, notify } from './store.js';
+import * as adhoc from './adhoc.js';
 import * as apps from './apps.js';
 import * as clients from './clients.js';
 import * as events from './events.js';
@@ -20,6 +21,7 @@ const VIEWS = [
   ['flows', 'Flows', flows, 'M4 7h13m0 0-4-4m4 4-4 4M20 17H7m0 0 4-4m-4 4 4 4'],
   ['apps', 'Apps', apps, 'M4 4h6v6H4zM14 4h6v6h-6zM4 14h6v6H4zM14 14h6v6h-6z'],
   ['clients', 'Clients', clients, 'M3 5h12v9H3zM1 18h16M18 9h4v10h-4z'],
+  ['adhoc', 'Radios', adhoc, 'M12 13v8M8.500 9.500a5 5 0 0 1 7 0M5.500 6.500a9 9 0 0 1 13 0M12 13a.010.010 0 1 0 0 .010'],
   ['peers', 'Relays', peers, 'M5 12a2 2 0 1 0 0-.01M19 6a2 2 0 1 0 0-.01M19 18a2 2 0 1 0 0-.01M7 11l10-5M7 13l10 5'],
   ['events', 'Events', events, 'M5 6h14M5 12h14M5 18h9'],
   ['gains', 'Gains', gains, 'M4 20V10m5.5 10V4M15 20v-7m5 7V8'],
@@ -36,6 +38,7 @@ const TITLES = {
   flows: 'Flows',
   apps: 'Applications',
   clients: 'Clients of the gateway',
+  adhoc: 'Radios of the ad-hoc device',
   peers: 'Relays and paths',
   events: 'Events',
   gains: 'Gains',
@@ -77,15 +80,20 @@ function buildNav() {
       'ul',
       {},
       VIEWS.map(([name, label, , path]) =>
-        h('li', { hidden: name === 'clients' }, h('a', { href: `#/${name}`, 'data-view': name, title: TITLES[name] }, icon(path), h('span', { text: label }))),
+        h('li', { hidden: HIDDEN.includes(name) }, h('a', { href: `#/${name}`, 'data-view': name, title: TITLES[name] }, icon(path), h('span', { text: label }))),
       ),
     ),
   );
 }
 
-/** Shows the view Clients in the navigation only if this machine is a gateway. */
-function showClients() {
-  document.querySelector('#nav a[data-view="clients"]').parentNode.hidden = !clients.isGateway();
+/** Views that are in the navigation only if this machine has what they show. */
+const HIDDEN = ['clients', 'adhoc'];
+
+function showHidden() {
+  const there = [clients.isGateway(), adhoc.hasAdhoc()];
+  HIDDEN.forEach((name, place) => {
+    document.querySelector(`#nav a[data-view="${name}"]`).parentNode.hidden = !there[place];
+  });
 }
 
 function logo() {
@@ -240,7 +248,7 @@ async function start() {
     );
     if (problem) return signIn(problem);
   }
-  on(['policy'], showClients);
+  on(['policy', 'status'], showHidden);
   on(['connection'], () => {
     if (store.connection !== 'live') return;
     get('/v1/history?resolution=1s').then(

@@ -10,6 +10,8 @@ export const store = {
   peers: [],
   /** Clients of the gateway; `null` until a view has asked for them. */
   clients: null,
+  /** The ad-hoc device; `null` until a view has asked for it. */
+  adhoc: null,
   notes: [],
   samples: [],
   /** Samples of applications, one a second, like `samples` of links. */

@@ -61,10 +61,10 @@ const payload = (event, data) => (['status', 'apps', 'peers'].includes(event) ? 
 
 /**
  * Starts the mock on a loopback port, by default a free one. `live: false` freezes its values. `lan`: the LAN devices of a gateway; `crowd`: number of
- * further clients, with hostile names and a flow each; `own`: the virtual interface, `{reason}` if it does not work.
+ * further clients, with hostile names and a flow each; `own`: the virtual interface, `{reason}` if it does not work; `adhoc`: the ad-hoc device.
  */
-export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0, lan = [], crowd = 0, own = null } = {}) {
-  const mock = new Mock({ seed, flows, readOnly, token, lan, crowd, own });
+export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0, lan = [], crowd = 0, own = null, adhoc = null } = {}) {
+  const mock = new Mock({ seed, flows, readOnly, token, lan, crowd, own, adhoc });
   const server = createServer((request, response) =>
     mock.answer(request, response).catch((error) => {
       response.writeHead(500).end(String(error));
@@ -85,8 +85,8 @@ export async function startMock({ seed = 1, flows = 42, live = true, readOnly = 
 }
 
 class Mock {
-  constructor({ seed, flows, readOnly, token, lan, crowd, own }) {
-    Object.assign(this, { roll: dice(seed), readOnly, token, crowd, own, at: EPOCH, listeners: new Set(), posted: [] });
+  constructor({ seed, flows, readOnly, token, lan, crowd, own, adhoc }) {
+    Object.assign(this, { roll: dice(seed), readOnly, token, crowd, own, adhoc, at: EPOCH, listeners: new Set(), posted: [] });
     this.config = new Config(lan, own);
     this.programRules = [];
     this.facts = [{ name: 'battery', value: '0.80', source: 'system' }];
@@ -329,6 +329,7 @@ class Mock {
       saving_power: false,
       warnings: [],
       virtual_interface: this.ownStatus(),
+      adhoc: this.adhoc?.name ?? null,
       links: this.links.map((link) => this.linkStatus(link, policy)),
     };
   }
@@ -536,6 +537,7 @@ class Mock {
       '/v1/tradeoff': () => this.tradeoff(),
       '/v1/notes': () => ({ notes: this.notes }),
       '/v1/clients': () => ({ clients: this.clients() }),
+      '/v1/adhoc': () => this.adhoc,
     };
     const post = {
       '/v1/explain': () => this.explain(),

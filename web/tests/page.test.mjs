@@ -19,7 +19,21 @@ const namesIn = async (file) => {
 };
 const SCHEDULERS = await namesIn('crates/decide/src/policy.rs');
 const BOND_SCHEDULERS = await namesIn('crates/decide/src/policy/bond.rs');
-const VIEWS = ['now', 'flows', 'apps', 'clients', 'peers', 'events', 'gains', 'settings'];
+/** An ad-hoc device with two radios and two neighbours. */
+function adhocDevice() {
+  const radio = (name, up) => ({ name, mac: null, up, reason: up ? null : 'it is off', priority: 0, technology: null, translates: false, neighbours: 1 });
+  const pair = (mac, name, share) => ({ mac, radio: name, at: null, braid: true, state: 'up', last_heard_ms: 300, rtt_us: 1200, loss: 0.05, share });
+  const [one, other] = ['02:00:00:00:00:02', '02:00:00:00:00:03'];
+  return {
+    ...{ name: 'vi0', mac: '02:00:00:00:00:01', mtu: 1500, authenticated: false, by_frame: false, hysteresis_ms: 1000, expiry_ms: 10_000 },
+    ...{ power_saving: true, saving_power: false, radios: [radio('wlan0', true), radio('eth0', false)] },
+    neighbours: [pair(one, 'wlan0', 0.75), pair(one, 'eth0', 0.25), pair(other, 'wlan0', 1)],
+    counts: { duplicates: 12, own: 0, storms: 0, flooded: 0, foreign: 0, no_radio: 0 },
+    warnings: ['<b>eth0</b> and wlan0 are in one network'],
+  };
+}
+
+const VIEWS = ['now', 'flows', 'apps', 'clients', 'adhoc', 'peers', 'events', 'gains', 'settings'];
 
 let browser;
 before(async () => {
@@ -253,6 +267,27 @@ describe('user actions', () => {
       // A part of an address finds all that contain it.
       await page.getByLabel('Filter flows').fill('192.168.7.20');
       await page.waitForFunction(() => document.querySelector('.said').textContent.startsWith('3 of '));
+    }));
+
+  test('sees which neighbour is reached over which radio', () =>
+    visit({ live: false, adhoc: adhocDevice() }, async (page) => {
+      await go(page, 'adhoc');
+      const drawing = page.getByRole('region', { name: 'Who is reached over which radio' });
+      await drawing.getByText('vi0 · 02:00:00:00:00:01').waitFor();
+      await drawing.getByText('2 neighbours over 2 radios').waitFor();
+      assert.equal(await drawing.locator('svg path').count(), 5, 'a line to each radio, and one for each pair');
+      const row = page.locator('[data-neighbour="02:00:00:00:00:02 wlan0"]');
+      assert.match(await row.innerText(), /wlan0\s+up\s+75 %\s+1\.20 ms\s+5 %/);
+      await page.getByText('<b>eth0</b> and wlan0 are in one network').waitFor();
+    }));
+
+  test('sees no radios without an ad-hoc device', () =>
+    visit({ live: false }, async (page) => {
+      assert.equal(await page.locator('#nav a[data-view="adhoc"]').isVisible(), false);
+      await page.evaluate(() => {
+        location.hash = '#/adhoc';
+      });
+      await page.getByText('No ad-hoc device').waitFor();
     }));
 
   test('sees the virtual interface, and which flows pass it', () =>
@@ -673,7 +708,7 @@ describe('accessibility', () => {
   ]) {
     for (const dark of [false, true]) {
       test(`axe finds no serious problem at ${width} px, ${dark ? 'dark' : 'light'}, and nothing is cut off`, () =>
-        visit({ live: false, lan: ['br-lan'], own: {}, width, height, dark }, async (page) => {
+        visit({ live: false, lan: ['br-lan'], own: {}, adhoc: adhocDevice(), width, height, dark }, async (page) => {
           for (const view of VIEWS) {
             await go(page, view);
             await examine(page, `${view}`);

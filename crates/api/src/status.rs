@@ -60,6 +60,9 @@ pub struct Status {
     /// Packets that wait for a link (late binding); `null`: none do.
     #[serde(default)]
     pub late: Option<LateStatus>,
+    /// Name of the ad-hoc device; `null`: there is none.
+    #[serde(default)]
+    pub adhoc: Option<String>,
 }
 
 /// Packets that wait for a link, and what became of those before them since late binding began.

@@ -171,6 +171,7 @@ impl Daemon<'_> {
         status.warnings.extend(self.config_trouble.clone());
         status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
         status.ui = self.page.clone();
+        status.adhoc = self.adhoc.as_ref().map(|device| device.name().to_owned());
         if let Some(own) = &mut status.virtual_interface {
             own.flows += self.peers.flows_of_virtual_device();
             if self.unapplied_gateway.is_some() {

@@ -52,6 +52,7 @@ impl<S: Steering> Core<S> {
             ui: None,
             virtual_interface: self.virtual_interface(),
             late: self.late_status(),
+            adhoc: None,
         }
     }
 
