@@ -32,6 +32,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adhoc;
 mod energy;
 mod event;
 pub mod experiment;

@@ -2,17 +2,23 @@
 
 use std::time::Duration;
 
+use braid_api::{AdhocChange, AdhocRadioChange};
 use braid_decide::virtual_interface::{Handover, Interface};
 use braid_model::{Power, Time};
 use braid_netem::Random;
 
 use super::WIFI_G;
+use crate::adhoc::{AdhocWorld, Segment};
 use crate::experiment::{
     About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series, Table,
 };
 
 const VIRTUAL: &str = "virtual interface";
 const RAW: &str = "without it";
+/// The device of the daemon, instead of the paper's rule alone.
+const DEVICE: &str = "Braid's device";
+/// The same, if the radio is not detached but delivers nothing any more.
+const SILENT: &str = "Braid's device, silent radio";
 /// Values of maxdiff in milliseconds, with the paper's handover times in seconds.
 const MAXDIFFS: [(f64, f64); 3] = [(10.0, 1.8), (100.0, 2.3), (1000.0, 2.5)];
 const RAW_PAPER: f64 = 1.5;
@@ -37,7 +43,8 @@ static ABOUT: About = About {
               ping it leaves the current interface if another one was heard more than maxdiff later. The paper gives maxdiff no unit (here \
               milliseconds) and no formula: the daemon's hysteresis is used, with the time since the neighbour was last heard instead of \
               the round-trip time. Without the virtual interface AODV's route breaks if nothing was heard for two seconds (RFC 3561's \
-              defaults), and the next hop is known without delay.",
+              defaults), and the next hop is known without delay. Braid's device: the daemon's own code at both hosts, over radios that lose \
+              1 % of all frames, one with a better priority, which is detached, or delivers nothing any more.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Without the virtual interface a handover loses about 1.5 pings, one a second", paper: "1.5 s" },
@@ -56,12 +63,16 @@ impl Experiment for Handovers {
 
     fn points(&self) -> Vec<Point> {
         let mut points = Point::grid(&[RAW], &[0.0]);
-        points.extend(Point::grid(&[VIRTUAL], &MAXDIFFS.map(|(maxdiff, _)| maxdiff)));
+        points.extend(Point::grid(&[VIRTUAL, DEVICE, SILENT], &MAXDIFFS.map(|(maxdiff, _)| maxdiff)));
         points
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
         let mut dice = Random::new(run.seed);
+        if [DEVICE, SILENT].contains(&point.series.as_str()) {
+            let lost: u64 = (0..READINGS).map(|_| lost_by_device(point.x as u64, point.series == SILENT, &mut dice)).sum();
+            return Sample::default().value("time", lost as f64 / READINGS as f64).value("switches", 0.0);
+        }
         let maxdiff = (point.series == VIRTUAL).then(|| Duration::from_millis(point.x as u64));
         let readings: Vec<Reading> = (0..READINGS).map(|_| Reading::take(maxdiff, &mut dice)).collect();
         let mean = |count: fn(&Reading) -> u64| readings.iter().map(count).sum::<u64>() as f64 / READINGS as f64;
@@ -82,6 +93,12 @@ impl Experiment for Handovers {
         let mut table = Table::new("Handover", &["", "paper (s)", "here (s)", "changes of interface in the minute before"]);
         for ((point, time), switches) in points.iter().zip(&here).zip(&switches) {
             table = table.row([point.3.clone(), format!("{:.1}", point.2), format!("{time:.2}"), format!("{switches:.1}")]);
+        }
+        for series in [DEVICE, SILENT] {
+            for (maxdiff, _) in MAXDIFFS {
+                let time = samples.summary("time", (series, maxdiff));
+                table = table.row([format!("{series}, maxdiff {maxdiff}"), String::new(), format!("{time:.2}"), String::new()]);
+            }
         }
         let times: Vec<f64> = here.iter().skip(1).map(|one| one.mean).collect();
         let changes: Vec<f64> = switches.iter().skip(1).map(|one| one.mean).collect();
@@ -123,6 +140,40 @@ fn stable(changes: &[f64]) -> Judgement {
         return Judgement::NotMet;
     }
     Judgement::met_or_differs(changes.windows(2).all(|two| two[0] > two[1]))
+}
+
+/// The pings that are lost in one handover of the daemon's own device over lossy radios: pings every second over the better of two radios, which is detached, or
+/// `silent`.
+fn lost_by_device(maxdiff: u64, silent: bool, dice: &mut Random) -> u64 {
+    let segment = Segment { delay: Duration::from_micros(865), loss: 10 };
+    let change = AdhocChange {
+        radios: vec![AdhocRadioChange { radio: "r1".to_owned(), priority: Some(1), ..AdhocRadioChange::default() }],
+        hysteresis_ms: Some(maxdiff),
+        ..AdhocChange::default()
+    };
+    let mut world = AdhocWorld::new(2, &[segment; 2], &change, dice.next());
+    let begin = Time::ZERO + SECOND * 4 + Duration::from_nanos(dice.up_to(999_999_999));
+    let detached = begin + SECOND * 2 + Duration::from_nanos(dice.up_to(999_999_999));
+    let mut is_detached = false;
+    let mut lost = 0;
+    for number in 0..8 {
+        let at = begin + SECOND * number as u32;
+        if at >= detached && !is_detached {
+            world.run_until(detached);
+            let used = world.radio(0, 1).unwrap_or(0);
+            if silent {
+                world.silence(0, used);
+            } else {
+                world.set_carrier(0, used, false);
+            }
+            is_detached = true;
+        }
+        world.run_until(at);
+        world.ping(0, 1, number);
+        world.run_until(at + SECOND / 2);
+        lost += u64::from(is_detached && !world.is_answered(0, number));
+    }
+    lost
 }
 
 /// One handover: the number of lost pings, and of changes of the interface before it.
