@@ -149,7 +149,10 @@ pub struct Adhoc<R> {
     backend: R,
     settings: AdhocSettings,
     mac: Mac,
+    /// Tells this start of the device from others; every frame names it.
     instance: u64,
+    /// No frame names it.
+    secret: u64,
     profiles: Profiles,
     saves_power: bool,
     /// The radios of the settings, by place.
@@ -164,13 +167,14 @@ pub struct Adhoc<R> {
 }
 
 impl<R: Radios> Adhoc<R> {
-    /// A device with these settings. `mac` is its address, `instance` a random number.
-    pub fn new(backend: R, settings: AdhocSettings, mac: Mac, instance: u64) -> Self {
+    /// A device with these settings. `mac` is its address; `instance`, which others see, and `secret` are random numbers.
+    pub fn new(backend: R, settings: AdhocSettings, mac: Mac, instance: u64, secret: u64) -> Self {
         let mut device = Self {
             backend,
             settings: AdhocSettings { radios: Vec::new(), ..settings.clone() },
             mac,
             instance,
+            secret,
             profiles: shipped(),
             saves_power: false,
             radios: [const { None }; MAX_RADIOS],
@@ -271,9 +275,7 @@ impl<R: Radios> Adhoc<R> {
         if known.is_none_or(|(at, _)| *at != frame.from) && self.database.is_taken(&frame.device, place, frame.from) {
             return;
         }
-        let seed = self.instance as u32
-            ^ u32::from(frame.radio)
-            ^ frame.from.0.iter().fold(0u32, |sum, byte| sum.wrapping_mul(31) ^ u32::from(*byte));
+        let seed = self.first_number(place, frame.from);
         let Some(neighbour) = self.database.enter(now, frame.device, &terms) else { return };
         let entry = neighbour.pairs[place].get_or_insert_with(|| (frame.from, Pair::announced(now, seed)));
         if entry.0 != frame.from {
@@ -308,6 +310,14 @@ impl<R: Radios> Adhoc<R> {
                 }
             }
         }
+    }
+
+    /// The number from which the probes of a pair begin. Whoever does not receive them cannot know it.
+    fn first_number(&self, place: usize, at: Mac) -> u32 {
+        // The mixer of SplitMix64.
+        let seen = at.0.iter().fold(place as u64, |sum, byte| sum << 8 | u64::from(*byte));
+        let mixed = (self.secret ^ seen).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32) as u32
     }
 
     /// A frame with this device's address arrived.

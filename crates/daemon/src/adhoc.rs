@@ -1,6 +1,7 @@
 //! The thread of the ad-hoc device, in the daemon or alone (`braid adhoc up` without a daemon).
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::mpsc as sync;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,10 +69,11 @@ impl AdhocThread {
                 _ => RequestError::failed("Not made", error.to_string()),
             }
         })?;
-        let instance = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), mac.0);
+        let random = || RandomState::new().hash_one(mac.0);
         let (name, (commands, orders)) = (settings.name.clone(), sync::channel());
         let radios = Arc::new(Mutex::new(names(&settings)));
-        let worker = Worker { adhoc: Adhoc::new(device, settings, mac, instance), network, orders, trouble: None, radios: radios.clone() };
+        let worker =
+            Worker { adhoc: Adhoc::new(device, settings, mac, random(), random()), network, orders, trouble: None, radios: radios.clone() };
         let thread = thread::Builder::new().name("braid-adhoc".to_owned()).spawn(move || worker.run());
         let thread = thread.map_err(|error| RequestError::failed("Not made", format!("cannot start its thread: {error}")))?;
         Ok(Self { name, commands, thread: Some(thread), low_battery: false, radios })

@@ -124,7 +124,7 @@ impl AdhocWorld {
                 ..LinkFacts::new(LinkIndex(radio as u32 + 2), format!("r{radio}"), LinkKind::Wired)
             };
             let radios: Vec<LinkFacts> = (0..segments.len()).map(facts).collect();
-            let mut device = Adhoc::new(Ether::default(), settings.clone(), mac(number), dice.next());
+            let mut device = Adhoc::new(Ether::default(), settings.clone(), mac(number), dice.next(), dice.next());
             device.on_devices(&radios);
             // Hosts do not start at the same time.
             let next = Time::ZERO + Duration::from_nanos(dice.up_to(1_000_000_000));

@@ -89,7 +89,8 @@ impl World {
             ..LinkFacts::new(LinkIndex(place as u32 + 2), *name, LinkKind::Wired)
         };
         let devices = radios.iter().enumerate().map(facts).collect();
-        let mut world = Self { device: Adhoc::new(Fake::default(), settings, OWN, 77), devices, now: Time::from_nanos(1_000_000_000) };
+        let mut world =
+            Self { device: Adhoc::new(Fake::default(), settings, OWN, 77, 1 << 40 | 3), devices, now: Time::from_nanos(1_000_000_000) };
         world.devices_changed();
         world
     }
@@ -127,8 +128,9 @@ impl World {
 
     /// Answers the last request that left over a radio as this neighbour.
     fn answer(&mut self, place: usize, device: Mac, from: Mac) {
-        let requests = self.device.backend().sent.iter().filter(|(over, _)| *over == place).filter_map(|(_, bytes)| Frame::decode(bytes));
-        let last = requests.filter(|frame| frame.kind == Kind::Request && frame.to == from).last().expect("a request");
+        let mut requests =
+            self.device.backend().sent.iter().filter(|(over, _)| *over == place).filter_map(|(_, bytes)| Frame::decode(bytes));
+        let last = requests.rfind(|frame| frame.kind == Kind::Request && frame.to == from).expect("a request");
         self.hear(place, Self::frame(device, from, Kind::Reply, last.sequence));
     }
 
