@@ -1,7 +1,7 @@
 // The view Radios: the ad-hoc device, drawn as who is reached how, and its neighbours. The view asks for them while it is visible.
 
 import { get } from './api.js';
-import { clear, empty, h, keyed, put, s } from './dom.js';
+import { clear, empty, h, keyed, put, repeat, s } from './dom.js';
 import { NONE, count, duration, plural } from './format.js';
 import { on, store, take } from './store.js';
 
@@ -39,16 +39,9 @@ export function mount(root) {
   const refresh = () => {
     if (hasAdhoc() && !document.hidden) get('/v1/adhoc').then((answer) => take('adhoc', answer)).catch(() => {});
   };
-  document.addEventListener('visibilitychange', refresh);
-  const timer = setInterval(refresh, REFRESH_MS);
-  const ends = [on(['adhoc'], show), on(['status'], () => hasAdhoc() === Boolean(store.adhoc) || [refresh(), show()])];
-  refresh();
+  const ends = [on(['adhoc'], show), on(['status'], () => hasAdhoc() === Boolean(store.adhoc) || [refresh(), show()]), repeat(refresh, REFRESH_MS)];
   show();
-  return () => {
-    clearInterval(timer);
-    document.removeEventListener('visibilitychange', refresh);
-    ends.forEach((end) => end());
-  };
+  return () => ends.forEach((end) => end());
 }
 
 function summary({ radios, neighbours, authenticated, by_frame: byFrame, saving_power: saving, counts }) {

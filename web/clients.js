@@ -1,7 +1,7 @@
 // The view Clients: the devices behind the gateway. The event stream does not have them, so the view asks for them while it is visible.
 
 import { get } from './api.js';
-import { attr, empty, h, keyed, put } from './dom.js';
+import { attr, empty, h, keyed, put, repeat } from './dom.js';
 import { NONE, count, duration, plural, rate, tail } from './format.js';
 import { isClient, ruleOf, ruleWords } from './policy.js';
 import { editClient } from './rules.js';
@@ -59,16 +59,9 @@ export function mount(root) {
     if (isGateway() && !document.hidden) loadClients().catch(() => {});
   };
   search.addEventListener('input', show);
-  document.addEventListener('visibilitychange', refresh);
-  const timer = setInterval(refresh, REFRESH_MS);
-  const ends = [on(['clients'], show), on(['policy'], () => [refresh(), show()])];
-  refresh();
+  const ends = [on(['clients'], show), on(['policy'], () => [refresh(), show()]), repeat(refresh, REFRESH_MS)];
   show();
-  return () => {
-    clearInterval(timer);
-    document.removeEventListener('visibilitychange', refresh);
-    ends.forEach((end) => end());
-  };
+  return () => ends.forEach((end) => end());
 }
 
 /** The client with the highest rate first, then the one with the most flows. */

@@ -125,3 +125,14 @@ export function card(name, title, ...children) {
 export function empty(title, text) {
   return h('div', { class: 'empty' }, h('p', { class: 'empty-title', text: title }), text && h('p', { text }));
 }
+
+/** Calls `refresh` now, every `ms`, and when the page becomes visible again; returns a function that ends it. */
+export function repeat(refresh, ms) {
+  document.addEventListener('visibilitychange', refresh);
+  const timer = setInterval(refresh, ms);
+  refresh();
+  return () => {
+    clearInterval(timer);
+    document.removeEventListener('visibilitychange', refresh);
+  };
+}

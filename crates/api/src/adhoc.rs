@@ -79,7 +79,7 @@ pub struct AdhocNeighbour {
 }
 
 /// What became of frames since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AdhocCounts {
     /// Copies of broadcasts that had arrived over another radio.
     pub duplicates: u64,

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use braid_api::{Accepted, AdhocChange, AdhocCounts, AdhocNeighbour, AdhocRadio, AdhocStatus};
+pub use braid_api::AdhocCounts;
+use braid_api::{Accepted, AdhocChange, AdhocNeighbour, AdhocRadio, AdhocStatus};
 use braid_decide::adhoc::database::{Database, Neighbour};
 use braid_decide::adhoc::frame::{BROADCAST, Frame, Kind, arp_probe};
 use braid_decide::adhoc::pair::{Counted, Pair};
@@ -53,23 +54,6 @@ pub struct Port {
     pub works: bool,
 }
 
-/// What the programs did with frames that they did not pass, since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Fates {
-    /// Copies of broadcasts that had arrived over another radio.
-    pub duplicates: u64,
-    /// Frames whose source is this device.
-    pub own: u64,
-    /// Broadcasts beyond the limit.
-    pub storms: u64,
-    /// Frames for unknown addresses, which left over all radios.
-    pub flooded: u64,
-    /// Frames from a bridge for a radio that carries only its own address.
-    pub foreign: u64,
-    /// Frames that left over no radio, because none works.
-    pub no_radio: u64,
-}
-
 /// What the device runs on: Linux, the simulator or a fake. Radios have places from 0.
 pub trait Radios {
     /// Makes these the radios. Returns the places that could not be set, and why.
@@ -90,8 +74,8 @@ pub trait Radios {
     fn send(&mut self, radio: usize, frame: &[u8]);
     /// The IPv4 address of a neighbour, as the system knows it.
     fn address(&mut self, mac: Mac) -> Option<Ipv4Addr>;
-    /// What became of frames.
-    fn fates(&mut self) -> Result<Fates, SteeringError>;
+    /// What became of frames since the start.
+    fn counts(&mut self) -> Result<AdhocCounts, SteeringError>;
     /// Sets the size of the device's largest packet in bytes.
     fn set_mtu(&mut self, mtu: u32) -> Result<(), SteeringError>;
 }
@@ -602,7 +586,7 @@ impl<R: Radios> Adhoc<R> {
     /// # Errors
     /// The kernel's counters cannot be read.
     pub fn view(&mut self, now: Time) -> Result<AdhocStatus, SteeringError> {
-        let fates = self.backend.fates()?;
+        let counts = self.backend.counts()?;
         let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
         let radios = self.radios.iter().enumerate().filter_map(|(place, radio)| Some((place, radio.as_ref()?)));
         Ok(AdhocStatus {
@@ -628,14 +612,7 @@ impl<R: Radios> Adhoc<R> {
                 })
                 .collect(),
             neighbours: self.rows(now),
-            counts: AdhocCounts {
-                duplicates: fates.duplicates,
-                own: fates.own,
-                storms: fates.storms,
-                flooded: fates.flooded,
-                foreign: fates.foreign,
-                no_radio: fates.no_radio,
-            },
+            counts,
             warnings: self.warnings.keys().cloned().collect(),
         })
     }

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use braid_api::AdhocChange;
-use braid_control::adhoc::{Adhoc, AdhocSettings, Fates, Port, Radios};
+use braid_api::{AdhocChange, AdhocCounts};
+use braid_control::adhoc::{Adhoc, AdhocSettings, Port, Radios};
 use braid_control::steering::SteeringError;
 use braid_decide::adhoc::pair::Counted;
 use braid_decide::adhoc::{MAX_RADIOS, Plan};
@@ -77,8 +77,8 @@ impl Radios for Ether {
     fn address(&mut self, _mac: Mac) -> Option<Ipv4Addr> {
         None
     }
-    fn fates(&mut self) -> Result<Fates, SteeringError> {
-        Ok(Fates::default())
+    fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
+        Ok(AdhocCounts::default())
     }
     fn set_mtu(&mut self, _mtu: u32) -> Result<(), SteeringError> {
         Ok(())

@@ -64,8 +64,8 @@ impl Radios for Fake {
     fn address(&mut self, mac: Mac) -> Option<Ipv4Addr> {
         self.addresses.get(&mac).copied()
     }
-    fn fates(&mut self) -> Result<Fates, SteeringError> {
-        Ok(Fates::default())
+    fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
+        Ok(AdhocCounts::default())
     }
     fn set_mtu(&mut self, _mtu: u32) -> Result<(), SteeringError> {
         Ok(())

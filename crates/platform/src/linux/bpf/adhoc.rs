@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData};
 use aya::programs::{LinkOrder, TcAttachType};
-use braid_control::adhoc::{Fates, Port, Radios};
+use braid_control::adhoc::{AdhocCounts, Port, Radios};
 use braid_control::steering::SteeringError;
 use braid_decide::adhoc::frame::ETHER_TYPE;
 use braid_decide::adhoc::pair::Counted;
@@ -389,13 +389,13 @@ impl Radios for AdhocDevice {
         self.addresses.get(&mac).copied()
     }
 
-    fn fates(&mut self) -> Result<Fates, SteeringError> {
+    fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
         let mut counts = [0; abi::ADHOC_COUNTS];
         for (count, place) in counts.iter_mut().zip(0..) {
             *count = self.programs.counts.get(&place, 0).map_err(failed("read the counts of frames"))?;
         }
         let [duplicates, own, storms, flooded, foreign, no_radio] = counts;
-        Ok(Fates { duplicates, own, storms, flooded, foreign, no_radio })
+        Ok(AdhocCounts { duplicates, own, storms, flooded, foreign, no_radio })
     }
 
     fn set_mtu(&mut self, mtu: u32) -> Result<(), SteeringError> {
