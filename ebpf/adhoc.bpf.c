@@ -301,12 +301,15 @@ static __attribute__((noinline)) int exchange_option(struct __sk_buff *skb, cons
 	return 0;
 }
 
-/* Exchanges the frame's source, also where ARP and neighbour discovery name it. No sum of a network card covers the Ethernet header. Returns 0 on success. */
-static __attribute__((noinline)) int exchange_source(struct __sk_buff *skb, const struct braid_mac *from, const struct braid_mac *to)
+/*
+ * Exchanges the frame's source, also where ARP and neighbour discovery name it. No sum of a network card covers the Ethernet header. Returns 0 on success. A global
+ * function, which the verifier looks at once, not for each radio.
+ */
+__attribute__((noinline)) int exchange_source(struct __sk_buff *skb, const struct braid_mac *from, const struct braid_mac *to)
 {
 	__u8 address[6];
 
-	if (bpf_skb_store_bytes(skb, 6, to->byte, 6, 0))
+	if (!from || !to || bpf_skb_store_bytes(skb, 6, to->byte, 6, 0))
 		return -1;
 	if (skb->protocol == bpf_htons(ETH_IPV6))
 		return exchange_option(skb, from, to);
