@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use braid_api::{Check, DoctorReport, LinkEntry, LinkState, LinkStatus, Mode, PolicyView, Status, Verdict};
 use braid_config as config;
 use braid_control::config::Config;
+use braid_daemon::adhoc::UNAUTHENTICATED;
 use braid_daemon::default_config;
 use braid_platform::linux::doctor::{self, Standing};
 
@@ -21,7 +22,10 @@ pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     let mut checks = doctor::examine(&asked.state_dir, &config.policy, is_gateway);
     checks.push(detection(&config));
     let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
-    beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"), policy);
+    let status = client::read(&asked.daemon.socket, "/v1/status");
+    let device = status.as_ref().ok().and_then(|status: &Status| status.adhoc.clone()).or(config.adhoc.map(|adhoc| adhoc.name));
+    checks.extend(device.map(|name| ad_hoc(&name)));
+    beside_daemon(&mut checks, status, policy);
     let mut report = report(checks, is_gateway);
     let Some(asked_for) = asked.mode else {
         print(asked.json, &report, show::doctor)?;
@@ -95,6 +99,19 @@ fn detection(config: &Config) -> doctor::Check {
         standing: Standing::Ok,
         found,
         remedy: None,
+        needed_by_up: false,
+        needed_by_run: false,
+        needed_by_gateway: false,
+    }
+}
+
+/// Says that the group of the ad-hoc device is not authenticated.
+fn ad_hoc(name: &str) -> doctor::Check {
+    doctor::Check {
+        name: "ad-hoc device",
+        standing: Standing::Warning,
+        found: format!("{name}: {UNAUTHENTICATED}"),
+        remedy: Some("encrypt what programs send (TLS, SSH, WireGuard), as in any open network".to_owned()),
         needed_by_up: false,
         needed_by_run: false,
         needed_by_gateway: false,
