@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use braid_api::{Accepted, Note};
+use braid_api::{Accepted, AdhocStatus, Note};
 use braid_config::settings::Settings;
 use braid_control::RequestError;
 use braid_control::config::Config;
@@ -157,6 +157,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
             Request::Apps(reply) => drop(reply.send(Ok(core.apps_view(NOW, BTreeMap::new())))),
             Request::Flows(reply) => drop(reply.send(Ok(FlowList::new(core.flows_view(NOW), Vec::new()).into()))),
             Request::Explain(request, reply) => drop(reply.send(core.explain(NOW, &request))),
+            Request::Adhoc(reply) => drop(reply.send(Ok(ad_hoc()))),
             Request::Peers(reply) => drop(reply.send(Ok(vec![]))),
             Request::Subscribe(after, reply) => {
                 let rest = mind.rest();
@@ -166,12 +167,34 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
             | Request::Leave(_, reply)
             | Request::Move(_, reply)
             | Request::Reload(reply)
+            | Request::ChangeAdhoc(_, reply)
+            | Request::AdhocUp(_, reply)
+            | Request::AdhocDown(reply)
             | Request::Down(reply) => {
                 mind.commands += 1;
                 let _ = reply.send(done());
             }
             other => panic!("unexpected request: {other:?}"),
         }
+    }
+}
+
+/// An ad-hoc device without radios.
+fn ad_hoc() -> AdhocStatus {
+    AdhocStatus {
+        name: "vi0".to_owned(),
+        mac: "02:00:00:00:00:01".to_owned(),
+        mtu: None,
+        authenticated: false,
+        by_frame: false,
+        hysteresis_ms: 1000,
+        expiry_ms: 10_000,
+        power_saving: true,
+        saving_power: false,
+        radios: Vec::new(),
+        neighbours: Vec::new(),
+        counts: Default::default(),
+        warnings: Vec::new(),
     }
 }
 

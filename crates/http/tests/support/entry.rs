@@ -4,10 +4,12 @@
 use std::path::Path;
 
 use braid_api::{
-    ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, RewriteRequest, RuleChange, SessionRequest, UiRequest,
+    AdhocChange, AdhocUp, ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, RewriteRequest, RuleChange,
+    SessionRequest, UiRequest,
 };
 use braid_config::settings::{self, Settings};
 use braid_config::{ConfigErrors, Files, World};
+use braid_control::adhoc::AdhocSettings;
 use braid_peer::invite::Invite;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -40,7 +42,7 @@ pub fn config(bytes: &[u8]) {
 }
 
 /// The operations with a request body; a corpus file's first byte selects one by index.
-pub const OPERATIONS: [&str; 11] = [
+pub const OPERATIONS: [&str; 13] = [
     "/v1/config",
     "/v1/config/preview",
     "/v1/explain",
@@ -52,6 +54,8 @@ pub const OPERATIONS: [&str; 11] = [
     "/v1/context",
     "/v1/rewrites",
     "/v1/rules",
+    "/v1/adhoc",
+    "/v1/adhoc/up",
 ];
 
 /// Parses a request body, whose first byte selects the operation. Returns whether it is valid. A valid body must survive serialization, and a
@@ -69,6 +73,8 @@ pub fn body(bytes: &[u8], example: &Path) -> bool {
         "/v1/context" => said::<FactChange>(body).is_some(),
         "/v1/rewrites" => said::<RewriteRequest>(body).is_some(),
         "/v1/rules" => said::<RuleChange>(body).map(|change| rule(&change)).is_some(),
+        "/v1/adhoc" => said::<AdhocChange>(body).map(|change| AdhocSettings::default().changed(&change)).is_some(),
+        "/v1/adhoc/up" => said::<AdhocUp>(body).map(|up| AdhocSettings::of(&up)).is_some(),
         other => panic!("no parser for {other}"),
     }
 }
