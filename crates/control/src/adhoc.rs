@@ -2,6 +2,7 @@
 //!
 //! The caller passes in devices, frames and the time. [`Adhoc::tick`] says when it must be called again.
 
+pub mod fake;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -101,14 +102,18 @@ impl Radio {
         self.terms.technology.or_else(|| Technology::of(self.facts.as_ref()?.kind))
     }
 
+    /// Its device, if that can be a radio. A device that is a port of a bridge now is left alone.
+    fn usable(&self) -> Option<&LinkFacts> {
+        self.facts.as_ref().filter(|_| self.unusable.is_none() && self.refused.is_none())
+    }
+
     fn works(&self) -> bool {
-        self.unusable.is_none() && self.refused.is_none() && self.facts.as_ref().is_some_and(|facts| facts.carrier)
+        self.usable().is_some_and(|facts| facts.carrier)
     }
 
     fn port(&self) -> Option<Port> {
-        // What is a port of a bridge now is left alone.
-        let facts = self.facts.as_ref().filter(|_| self.unusable.is_none() && self.refused.is_none())?;
-        let (translates, works) = (self.translates(), self.works());
+        let facts = self.usable()?;
+        let (translates, works) = (self.translates(), facts.carrier);
         Some(Port { index: facts.index, name: facts.name.clone(), mac: facts.mac?, translates, works })
     }
 
@@ -360,8 +365,7 @@ impl<R: Radios> Adhoc<R> {
             self.announced = None;
             self.applied.ports = ports;
         }
-        let mtu =
-            self.radios.iter().flatten().filter(|radio| radio.port().is_some()).filter_map(|radio| Some(radio.facts.as_ref()?.mtu)).min();
+        let mtu = self.radios.iter().flatten().filter_map(Radio::usable).map(|facts| facts.mtu).min();
         if let Some(mtu) = mtu.filter(|mtu| self.applied.mtu != Some(*mtu)) {
             self.applied.mtu = Some(mtu);
             if let Err(error) = self.backend.set_mtu(mtu) {

@@ -4,14 +4,12 @@
 //! model sends each over the radio with the largest share of the plan, as a flow that keeps its radio, and notes what the programs in the kernel would note.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use braid_api::{AdhocChange, AdhocCounts};
-use braid_control::adhoc::{Adhoc, AdhocSettings, Port, Radios};
-use braid_control::steering::SteeringError;
+use braid_api::AdhocChange;
+use braid_control::adhoc::fake::FakeRadios;
+use braid_control::adhoc::{Adhoc, AdhocSettings};
 use braid_decide::adhoc::pair::Counted;
-use braid_decide::adhoc::{MAX_RADIOS, Plan};
 use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Time};
 use braid_netem::Random;
 
@@ -33,64 +31,22 @@ enum Event {
     Ping { host: usize, radio: usize, from: usize, number: u64, is_reply: bool },
 }
 
-/// The device's view of the model.
-#[derive(Default)]
-struct Ether {
-    counted: BTreeMap<(Mac, usize), Counted>,
-    plans: BTreeMap<Mac, Plan>,
-    sent: Vec<(usize, Vec<u8>)>,
-}
-
-impl Radios for Ether {
-    fn set_radios(&mut self, _ports: &[Option<Port>; MAX_RADIOS]) -> Vec<(usize, String)> {
-        Vec::new()
-    }
-    fn counted(&mut self) -> Result<Vec<(Mac, usize, Counted)>, SteeringError> {
-        Ok(self.counted.iter().map(|((mac, radio), counted)| (*mac, *radio, *counted)).collect())
-    }
-    fn wanted(&mut self) -> Result<Vec<Mac>, SteeringError> {
-        Ok(Vec::new())
-    }
-    fn stranger(&mut self, _mac: Mac, _radio: usize) -> Result<Option<Time>, SteeringError> {
-        Ok(None)
-    }
-    fn set_pair(&mut self, mac: Mac, radio: usize, counts: bool) -> Result<(), SteeringError> {
-        match counts {
-            true => self.counted.insert((mac, radio), Counted::default()),
-            false => self.counted.remove(&(mac, radio)),
-        };
-        Ok(())
-    }
-    fn set_alias(&mut self, _radio: usize, _at: Mac, _neighbour: Option<Mac>) -> Result<(), SteeringError> {
-        Ok(())
-    }
-    fn set_plan(&mut self, mac: Mac, plan: Option<&Plan>) -> Result<(), SteeringError> {
-        match plan {
-            Some(plan) => self.plans.insert(mac, *plan),
-            None => self.plans.remove(&mac),
-        };
-        Ok(())
-    }
-    fn send(&mut self, radio: usize, frame: &[u8]) {
-        self.sent.push((radio, frame.to_vec()));
-    }
-    fn address(&mut self, _mac: Mac) -> Option<Ipv4Addr> {
-        None
-    }
-    fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
-        Ok(AdhocCounts::default())
-    }
-    fn set_mtu(&mut self, _mtu: u32) -> Result<(), SteeringError> {
-        Ok(())
-    }
-}
-
 struct Host {
-    device: Adhoc<Ether>,
+    device: Adhoc<FakeRadios>,
     radios: Vec<LinkFacts>,
     next: Time,
     /// Numbers of answered pings.
     answered: BTreeSet<u64>,
+}
+
+impl Host {
+    /// Counts a frame of a pair, as the programs in the kernel do.
+    fn count(&mut self, other: usize, radio: usize, change: impl FnOnce(&mut Counted)) {
+        let backend = self.device.backend();
+        if backend.pairs.contains(&(mac(other), radio)) {
+            change(backend.counted.entry((mac(other), radio)).or_default());
+        }
+    }
 }
 
 /// The network.
@@ -124,7 +80,7 @@ impl AdhocWorld {
                 ..LinkFacts::new(LinkIndex(radio as u32 + 2), format!("r{radio}"), LinkKind::Wired)
             };
             let radios: Vec<LinkFacts> = (0..segments.len()).map(facts).collect();
-            let mut device = Adhoc::new(Ether::default(), settings.clone(), mac(number), dice.next(), dice.next());
+            let mut device = Adhoc::new(FakeRadios::default(), settings.clone(), mac(number), dice.next(), dice.next());
             device.on_devices(&radios);
             // Hosts do not start at the same time.
             let next = Time::ZERO + Duration::from_nanos(dice.up_to(1_000_000_000));
@@ -172,9 +128,7 @@ impl AdhocWorld {
     fn send_ping(&mut self, from: usize, to: usize, number: u64, is_reply: bool) {
         let Some(radio) = self.radio(from, to) else { return };
         let now = self.now;
-        if let Some(counted) = self.hosts[from].device.backend().counted.get_mut(&(mac(to), radio)) {
-            counted.sent = now;
-        }
+        self.hosts[from].count(to, radio, |counted| counted.sent = now);
         if self.passes(from, to, radio) {
             self.schedule(radio, Event::Ping { host: to, radio, from, number, is_reply });
         }
@@ -218,9 +172,7 @@ impl AdhocWorld {
         match event {
             Event::Frame { host, radio, bytes } => self.hosts[host].device.on_frame(now, radio, &bytes),
             Event::Ping { host, radio, from, number, is_reply } => {
-                if let Some(counted) = self.hosts[host].device.backend().counted.get_mut(&(mac(from), radio)) {
-                    counted.heard = now;
-                }
+                self.hosts[host].count(from, radio, |counted| counted.heard = now);
                 if is_reply {
                     self.hosts[host].answered.insert(number);
                 } else {

@@ -3,78 +3,16 @@
 use braid_api::AdhocChange;
 use braid_decide::adhoc::frame::LENGTH;
 
+use super::fake::FakeRadios;
 use super::*;
 
 const OWN: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const OTHER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 const FORGED: Mac = Mac([2, 0, 0, 0, 0, 0xee]);
 
-/// What the device has set.
-#[derive(Default)]
-struct Fake {
-    ports: [Option<Port>; MAX_RADIOS],
-    refuses: bool,
-    pairs: BTreeSet<(Mac, usize)>,
-    counted: BTreeMap<(Mac, usize), Counted>,
-    aliases: BTreeMap<(usize, Mac), Mac>,
-    plans: BTreeMap<Mac, Plan>,
-    sent: Vec<(usize, Vec<u8>)>,
-    wanted: Vec<Mac>,
-    strangers: BTreeMap<(Mac, usize), Time>,
-    addresses: BTreeMap<Mac, Ipv4Addr>,
-}
-
-impl Radios for Fake {
-    fn set_radios(&mut self, ports: &[Option<Port>; MAX_RADIOS]) -> Vec<(usize, String)> {
-        self.ports.clone_from(ports);
-        let there = (0..MAX_RADIOS).filter(|place| ports[*place].is_some() && self.refuses);
-        there.map(|place| (place, "no such luck".to_owned())).collect()
-    }
-    fn counted(&mut self) -> Result<Vec<(Mac, usize, Counted)>, SteeringError> {
-        let row = |pair: &(Mac, usize)| (pair.0, pair.1, self.counted.get(pair).copied().unwrap_or_default());
-        Ok(self.pairs.iter().map(row).collect())
-    }
-    fn wanted(&mut self) -> Result<Vec<Mac>, SteeringError> {
-        Ok(std::mem::take(&mut self.wanted))
-    }
-    fn stranger(&mut self, mac: Mac, radio: usize) -> Result<Option<Time>, SteeringError> {
-        Ok(self.strangers.get(&(mac, radio)).copied())
-    }
-    fn set_pair(&mut self, mac: Mac, radio: usize, counts: bool) -> Result<(), SteeringError> {
-        assert!(if counts { self.pairs.insert((mac, radio)) } else { self.pairs.remove(&(mac, radio)) });
-        Ok(())
-    }
-    fn set_alias(&mut self, radio: usize, at: Mac, neighbour: Option<Mac>) -> Result<(), SteeringError> {
-        match neighbour {
-            Some(neighbour) => self.aliases.insert((radio, at), neighbour),
-            None => self.aliases.remove(&(radio, at)),
-        };
-        Ok(())
-    }
-    fn set_plan(&mut self, mac: Mac, plan: Option<&Plan>) -> Result<(), SteeringError> {
-        match plan {
-            Some(plan) => self.plans.insert(mac, *plan),
-            None => self.plans.remove(&mac),
-        };
-        Ok(())
-    }
-    fn send(&mut self, radio: usize, frame: &[u8]) {
-        self.sent.push((radio, frame.to_vec()));
-    }
-    fn address(&mut self, mac: Mac) -> Option<Ipv4Addr> {
-        self.addresses.get(&mac).copied()
-    }
-    fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
-        Ok(AdhocCounts::default())
-    }
-    fn set_mtu(&mut self, _mtu: u32) -> Result<(), SteeringError> {
-        Ok(())
-    }
-}
-
 /// A device over these radios, and its time.
 struct World {
-    device: Adhoc<Fake>,
+    device: Adhoc<FakeRadios>,
     devices: Vec<LinkFacts>,
     now: Time,
 }
@@ -89,8 +27,11 @@ impl World {
             ..LinkFacts::new(LinkIndex(place as u32 + 2), *name, LinkKind::Wired)
         };
         let devices = radios.iter().enumerate().map(facts).collect();
-        let mut world =
-            Self { device: Adhoc::new(Fake::default(), settings, OWN, 77, 1 << 40 | 3), devices, now: Time::from_nanos(1_000_000_000) };
+        let mut world = Self {
+            device: Adhoc::new(FakeRadios::default(), settings, OWN, 77, 1 << 40 | 3),
+            devices,
+            now: Time::from_nanos(1_000_000_000),
+        };
         world.devices_changed();
         world
     }

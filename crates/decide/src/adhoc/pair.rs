@@ -108,8 +108,8 @@ impl Pair {
         }
     }
 
-    /// A pair whose neighbour announced itself at `heard`. It is dead until the neighbour answers an echo: anybody can announce anything, and what this host
-    /// hears may not hear it. `seed` is a random number, from which the numbers of probes begin, so that nobody can answer what was not sent to him.
+    /// A pair whose neighbour announced itself at `heard`. It is dead until the neighbour answers an echo: an announcement can be forged, and a radio that receives
+    /// may be out of reach in the other direction. The numbers of probes begin at `seed`, a random number, so that an answer proves that the probe arrived.
     pub fn announced(heard: Time, seed: u32) -> Self {
         let probes = Probes { sequence: seed, ..Probes::default() };
         Self { echoes: true, dead: true, probes, ..Self::plain(heard) }
@@ -162,12 +162,12 @@ impl Pair {
 
     /// Takes the kernel's counts. Whatever arrives after a probe answers it, if the neighbour does not run Braid.
     pub fn on_counted(&mut self, now: Time, counted: Counted) {
-        let samples = counted.samples.wrapping_sub(self.counted.samples);
-        if samples > 0 {
-            self.sum += counted.round_trips.saturating_sub(self.counted.round_trips);
-            self.samples = self.samples.saturating_add(samples);
-        }
-        let before = std::mem::replace(&mut self.counted, counted).heard;
+        let before = std::mem::replace(&mut self.counted, counted);
+        // Counters that went back began again at zero.
+        let known = if counted.samples < before.samples { Counted::default() } else { before };
+        self.sum += counted.round_trips.saturating_sub(known.round_trips);
+        self.samples = self.samples.saturating_add(counted.samples - known.samples);
+        let before = before.heard;
         if !self.echoes && self.probes.unanswered > 0 && counted.heard > self.probes.last {
             self.on_answer(counted.heard, self.probes.sequence);
         } else if counted.heard > before {
@@ -182,7 +182,7 @@ impl Pair {
     /// A frame of the neighbour arrived, other than an announcement or an answer.
     pub fn on_heard(&mut self, at: Time) {
         self.heard = self.heard.max(at);
-        // What a dead pair still hears says nothing about the other direction: only an answer does.
+        // Frames that still arrive over a dead pair do not prove the other direction. Only an answer does.
         if !self.dead {
             self.unanswered = self.unanswered.filter(|sent| *sent > at);
             self.probes.unanswered = 0;
@@ -436,6 +436,16 @@ mod tests {
         pair.on_counted(at(500), counted(280, 2));
         pair.on_counted(at(1000), counted(400, 3));
         assert_eq!(pair.srtt(), Some(MS(90)), "a mean of 160 ms, by an eighth");
+    }
+
+    #[test]
+    fn regression_counters_that_begin_again_are_no_samples_of_zero() {
+        let mut pair = lively();
+        let counted = |round_trips, samples| Counted { heard: at(0), round_trips: MS(round_trips), samples, ..Counted::default() };
+        pair.on_counted(at(0), counted(80, 1));
+        pair.on_counted(at(1000), counted(0, 0));
+        pair.on_counted(at(2000), counted(80, 1));
+        assert_eq!(pair.srtt(), Some(MS(80)));
     }
 
     #[test]
