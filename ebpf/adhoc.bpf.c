@@ -474,10 +474,8 @@ int braid_adhoc_out(struct __sk_buff *skb)
 	__builtin_memcpy(at.mac, to.byte, 6);
 	at.radio = place;
 	pair = bpf_map_lookup_elem(&pairs, &at);
-	if (pair) {
+	if (pair)
 		pair->sent = now;
-		__sync_fetch_and_add(&pair->tx, skb->len);
-	}
 	return send_over(skb, own, place, &plan->at[place & (BRAID_RADIOS - 1)]);
 }
 
@@ -622,7 +620,6 @@ int braid_adhoc_in(struct __sk_buff *skb)
 	pair = bpf_map_lookup_elem(&pairs, &key);
 	if (pair) {
 		pair->heard = now;
-		__sync_fetch_and_add(&pair->rx, skb->len);
 	} else {
 		stamp = bpf_map_lookup_elem(&strangers, &key);
 		if (stamp)

@@ -48,8 +48,6 @@ struct braid_pair_key {
 struct braid_pair {
 	__u64 heard;
 	__u64 sent;
-	__u64 rx; /* bytes */
-	__u64 tx;
 	__u64 rtt; /* sum of samples in nanoseconds */
 	__u32 samples;
 	__u32 pad;

@@ -147,7 +147,7 @@ abi! {
     /// `struct braid_pair_key`.
     PairKey { mac: [u8; 6], radio: u16, }
     /// `struct braid_pair`.
-    Pair { heard: u64, sent: u64, rx: u64, tx: u64, rtt: u64, samples: u32, pad: u32, }
+    Pair { heard: u64, sent: u64, rtt: u64, samples: u32, pad: u32, }
     /// `struct braid_event`.
     Event { kind: u32, detail: u32, row: FlowRow, }
     /// `struct braid_signs`.
