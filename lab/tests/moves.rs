@@ -100,7 +100,9 @@ fn a_socket_that_its_program_bound_does_not_move() {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let (own, other) = (stream.local_addr().unwrap(), "10.77.1.2:40000".parse().unwrap());
     assert_eq!(near.api("POST /v1/rewrites", &requests([own, server, other], Some(60_000), false)[0]).0, 200);
-    eventually("the device is there", || client(&lab, "ip link show braid-moves").contains("UP"));
+    // The daemon makes the device after its answer: until then, `ip link show braid-moves` would fail.
+    let is_up = |device: &str| device.contains("braid-moves") && device.contains("UP");
+    eventually("the device is there", || client(&lab, "ip -o link show").lines().any(is_up));
     let rounds = (1..20).filter(|round| {
         exchange(&mut stream, *round, 1000);
         near.api("GET /v1/rewrites", &Value::Null).1["rewrites"][0]["active"] == true
