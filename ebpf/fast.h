@@ -195,6 +195,12 @@ BRAID_INLINE _Bool took_fast_path(struct __sk_buff *skb)
 	return 1;
 }
 
+/* Whether a packet that leaves may be a sample, and so needs to be compared. Most are not: this is asked before the packet is read. */
+BRAID_INLINE _Bool may_be_sample(const struct __sk_buff *skb)
+{
+	return skb->tc_index && is_fast_path_open();
+}
+
 /* The flow in the fast path to which a packet on a link belongs. */
 BRAID_INLINE struct braid_fast *find_on_link(const struct braid_forward_key *key)
 {

@@ -107,7 +107,7 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 {
 	struct braid_forward_key *key = &packet->key;
 	__u32 *source = out ? key->remote : key->client, *target = out ? key->client : key->remote;
-	__u8 head[40], transport[8];
+	__u8 head[40], transport[14];
 	__u16 first, second;
 	__u32 offset, size;
 
@@ -154,13 +154,16 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 	packet->size = size > offset ? size - offset : 0;
 	switch (key->protocol) {
 	case IPPROTO_TCP:
-		if (load(skb, offset + 13, &packet->flags, 1))
+		if (load(skb, offset, transport, 14))
 			return 0;
+		packet->flags = transport[13];
 		break;
 	case IPPROTO_UDP:
 	case PROTOCOL_DCCP:
 	case PROTOCOL_SCTP:
 	case PROTOCOL_UDP_LITE:
+		if (load(skb, offset, transport, 4))
+			return 0;
 		break;
 	case PROTOCOL_ICMP:
 	case PROTOCOL_ICMPV6:
@@ -176,8 +179,6 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 		/* One flow for each pair of addresses. */
 		return 1;
 	}
-	if (load(skb, offset, transport, 4))
-		return 0;
 	first = transport[0] << 8 | transport[1];
 	second = transport[2] << 8 | transport[3];
 	key->client_port = out ? second : first;

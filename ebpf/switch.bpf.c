@@ -465,7 +465,7 @@ int braid_to_link(struct __sk_buff *skb)
 	struct braid_fast *found;
 
 	/* A packet of this machine itself came from no device. */
-	if (!is_fast_path_open() || took_fast_path(skb) || !skb->ingress_ifindex || !read_packet(skb, &packet, 0))
+	if (took_fast_path(skb) || !may_be_sample(skb) || !skb->ingress_ifindex || !read_packet(skb, &packet, 0))
 		return TC_NEXT;
 	found = find_on_link(&packet.key);
 	if (found)
@@ -493,7 +493,7 @@ static __attribute__((noinline)) int record_forwarded_answer(struct braid_flow *
 /* Compares a packet that the kernel forwards to a client with the fast path. */
 static __attribute__((noinline)) int confirm_back(struct __sk_buff *skb, const struct packet *packet, __u64 id)
 {
-	struct braid_fast *found = is_fast_path_open() ? bpf_map_lookup_elem(&fast, &packet->key) : NULL;
+	struct braid_fast *found = may_be_sample(skb) ? bpf_map_lookup_elem(&fast, &packet->key) : NULL;
 
 	return found && found->id == id ? confirm(skb, packet, found, BRAID_LEG_BACK) : 0;
 }

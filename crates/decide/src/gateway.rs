@@ -165,10 +165,11 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
 /// The chains for what devices on a LAN send.
 fn forwarding(plan: &GatewayPlan) -> Result<Vec<String>, UnusableName> {
     let names = Names::of(plan)?;
-    let copied = copied_marks(plan, &names);
+    let copied = CopiedMarks::of(plan, &names);
     let chains = [
         segments(plan, &names),
         sources(&names),
+        followers(plan, &names),
         prerouting(plan, &names, &copied),
         forward_chain(plan, &names, copied),
         postrouting(plan, &names),
@@ -223,34 +224,60 @@ fn ours() -> String {
 }
 
 /// Rules that copy the switch's mark to the connection.
-fn copied_marks(plan: &GatewayPlan, names: &Names) -> Vec<String> {
-    let Some(lan) = &names.lan else { return Vec::new() };
-    let (ways, ours) = (ways(plan), ours());
-    // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not remain.
-    let all = mark_map(ways.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]));
-    let first = format!("ct status & confirmed == 0 ct mark 0 meta mark {ours} iifname {lan} ct mark set meta mark {all}");
-    // Other protocols than TCP follow the switch when it gives them another link, because theirs is dead. The kernel then makes a new connection.
-    let moved = format!(
-        "meta l4proto != tcp meta mark {ours} ct direction original ct mark & 0xff000000 == {CONNECTION_BASE:#x} \
-         ct mark != {CARRIED_CONNECTION:#x} iifname {lan} ct mark set meta mark {}",
-        mark_map(ways.iter().copied())
-    );
-    [first].into_iter().chain((!ways.is_empty()).then_some(moved)).collect()
+#[derive(Default)]
+struct CopiedMarks {
+    /// From the first packet of a connection.
+    first: Option<String>,
+    /// From a later packet, to another link.
+    moved: Option<String>,
 }
 
-/// Gives connections their marks, packets those of their connections, and the daemon what it takes.
-fn prerouting(plan: &GatewayPlan, names: &Names, copied: &[String]) -> Vec<String> {
-    let mut rules = copied.to_vec();
-    rules.extend(names.lan.iter().map(|lan| format!("meta mark {} iifname {lan} meta mark set 0", ours())));
-    let back = ways(plan).into_iter().chain([(CARRIER_MARK, CARRIED_CONNECTION)]).map(|(mark, connection)| (connection, mark));
-    rules.push(format!("meta mark set ct mark {}", mark_map(back)));
-    rules.extend(names.lan.iter().flat_map(|lan| taken(plan, lan)));
-    chain("prerouting", "filter hook prerouting priority mangle", rules)
+impl CopiedMarks {
+    fn of(plan: &GatewayPlan, names: &Names) -> Self {
+        let Some(lan) = &names.lan else { return Self::default() };
+        let (ways, ours) = (ways(plan), ours());
+        // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not remain.
+        let all = mark_map(ways.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]));
+        let first = format!("ct status & confirmed == 0 ct mark 0 meta mark {ours} iifname {lan} ct mark set meta mark {all}");
+        // Other protocols than TCP follow the switch when it gives them another link, because theirs is dead. The kernel then makes a new connection.
+        let moved = format!(
+            "meta l4proto != tcp meta mark {ours} ct direction original ct mark & 0xff000000 == {CONNECTION_BASE:#x} \
+             ct mark != {CARRIED_CONNECTION:#x} iifname {lan} ct mark set meta mark {}",
+            mark_map(ways.iter().copied())
+        );
+        Self { first: Some(first), moved: (!ways.is_empty()).then_some(moved) }
+    }
 }
 
-/// The last rules of prerouting: they give the daemon what it takes.
+/// Name of the chain for the packets of connections with this mark.
+fn follower(connection: u32) -> String {
+    format!("connection_{connection:x}")
+}
+
+/// The chains that give packets the mark of their connection, and the daemon what it takes.
+fn followers(plan: &GatewayPlan, names: &Names) -> Vec<String> {
+    let follower = |mark: u32, connection: u32, more: Vec<String>| {
+        let head = [format!("chain {} {{", follower(connection)), format!("meta mark set {mark:#x}")];
+        head.into_iter().chain(more).chain(["}".to_owned()])
+    };
+    let ways = ways(plan).into_iter().flat_map(|(mark, connection)| follower(mark, connection, Vec::new()));
+    let taken = names.lan.iter().flat_map(|lan| taken(plan, lan)).collect();
+    ways.chain(follower(CARRIER_MARK, CARRIED_CONNECTION, taken)).collect()
+}
+
+/// Gives connections their marks, and packets those of their connections. A packet of a known connection passes two rules.
+fn prerouting(plan: &GatewayPlan, names: &Names, copied: &CopiedMarks) -> Vec<String> {
+    let connections = ways(plan).into_iter().map(|(_, connection)| connection).chain([CARRIED_CONNECTION]);
+    let verdicts: Vec<String> = connections.map(|connection| format!("{connection:#x} : goto {}", follower(connection))).collect();
+    let follow = format!("ct mark vmap {{ {} }}", verdicts.join(", "));
+    let rules = copied.moved.iter().cloned().chain([follow.clone()]).chain(copied.first.iter().flat_map(|first| [first.clone(), follow.clone()]));
+    let cleared = names.lan.iter().map(|lan| format!("meta mark {} iifname {lan} meta mark set 0", ours()));
+    chain("prerouting", "filter hook prerouting priority mangle", rules.chain(cleared).collect())
+}
+
+/// Rules that give the daemon what it takes.
 fn taken(plan: &GatewayPlan, lan: &str) -> Vec<String> {
-    let mut rules = vec![format!("meta mark != {CARRIER_MARK:#x} return")];
+    let mut rules = Vec::new();
     for (protocol, ports) in [("tcp", plan.clients.connections), ("udp", plan.clients.datagrams)] {
         let to = |family, address, port: Option<u16>| {
             port.map(|port| format!("meta nfproto {family} meta l4proto {protocol} iifname {lan} tproxy {address}:{port}"))
@@ -262,7 +289,7 @@ fn taken(plan: &GatewayPlan, lan: &str) -> Vec<String> {
 }
 
 /// What may be forwarded.
-fn forward_chain(plan: &GatewayPlan, names: &Names, copied: Vec<String>) -> Vec<String> {
+fn forward_chain(plan: &GatewayPlan, names: &Names, copied: CopiedMarks) -> Vec<String> {
     let within: Vec<String> = plan.bridges.iter().filter(|name| is_literal(name)).map(|name| format!("\"{name}\" . \"{name}\"")).collect();
     let mut rules: Vec<String> = Vec::new();
     if !within.is_empty() {
@@ -272,7 +299,7 @@ fn forward_chain(plan: &GatewayPlan, names: &Names, copied: Vec<String>) -> Vec<
         rules.push(format!("iifname {lan} jump sources"));
         // Where bridges pass the firewall (br_netfilter, as Docker sets it), prerouting comes before the switch has decided.
         if !plan.bridges.is_empty() {
-            rules.extend(copied);
+            rules.extend(copied.first.into_iter().chain(copied.moved));
         }
         if plan.rules.iter().any(|rule| rule.links.is_some()) {
             rules.push(format!("iifname {lan} jump rules"));
@@ -493,13 +520,22 @@ oifname { "wlan0", "wwan0" } tcp option maxseg size set rt mtu
 chain sources {
 fib saddr . iif oif missing counter drop comment "source is not on this LAN"
 }
+chain connection_b1000002 {
+meta mark set 0xb1d00001
+}
+chain connection_b1000007 {
+meta mark set 0xb1d00004
+}
+chain connection_b1ffffff {
+meta mark set 0xb1d000fe
+}
 chain prerouting {
 type filter hook prerouting priority mangle; policy accept;
-ct status & confirmed == 0 ct mark 0 meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
 meta l4proto != tcp meta mark & 0xffff0000 == 0xb1d00000 ct direction original ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
+ct mark vmap { 0xb1000002 : goto connection_b1000002, 0xb1000007 : goto connection_b1000007, 0xb1ffffff : goto connection_b1ffffff }
+ct status & confirmed == 0 ct mark 0 meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
+ct mark vmap { 0xb1000002 : goto connection_b1000002, 0xb1000007 : goto connection_b1000007, 0xb1ffffff : goto connection_b1ffffff }
 meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } meta mark set 0
-meta mark set ct mark map { 0xb1000002 : 0xb1d00001, 0xb1000007 : 0xb1d00004, 0xb1ffffff : 0xb1d000fe }
-meta mark != 0xb1d000fe return
 }
 chain forward {
 type filter hook forward priority filter - 1; policy accept;
@@ -557,7 +593,8 @@ return
         has("iifname { \"br-lan\", \"eth1\" } oifname { \"braid-packets\", \"wlan0\", \"wwan0\" } masquerade");
         // A flow may change between a link and the bond, but never joins or leaves those that the daemon takes.
         assert_eq!(script.matches("0xb1d000fd : 0xb1fffffe").count(), 4);
-        assert_eq!(script.matches("0xb1fffffe : 0xb1d000fd").count(), 1);
+        assert_eq!(script.matches("0xb1fffffe : goto connection_b1fffffe").count(), 2);
+        assert!(script.contains("chain connection_b1fffffe {\nmeta mark set 0xb1d000fd\n}"), "{script}");
         assert!(!ruleset(&plan()).unwrap().contains("braid-packets"));
     }
 

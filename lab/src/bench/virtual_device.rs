@@ -35,8 +35,8 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
         "The experiments of Yap's thesis, section 2.3.2, with `[virtual] address = \"10.99.0.1/24\"`: programs bind to that address. Cost (figure 2.3): \
          one link, a bare veth pair or an emulated one of 100 Mbit/s and 5 ms each way. Each round has three parts, in changing order: no Braid, Braid \
          without the interface, and programs bound to the interface; before each part the machine rests for 1.5 s. Ten TCP flows and one by iperf3 for 1 s \
-         (on the veth pair with windows of 64 KiB); 300 pings, the median; CPU: that of the whole machine (/proc/stat, niced programs excluded) per \
-         gigabyte received by ten flows that are paced to 0.4 Gbit/s each. Ratios are computed per round. The table shows geometric means with 95 % \
+         (on the veth pair with windows of 64 KiB); there, ten flows that are paced to 0.4 Gbit/s each; 300 pings, the median; CPU: that of the whole machine (/proc/stat, niced programs excluded) per \
+         gigabyte that such paced flows receive. Ratios are computed per round. The table shows geometric means with 95 % \
          confidence intervals (Student's t, of the logarithms); an aim is met if the interval reaches it and is no wider than 0.05 to each side. Power is \
          not measured, the CPU time stands for it. Two links (figure 2.7): five downloads by curl for 20 s over links of 20 and 10 Mbit/s with 10 ms each \
          way, over each link alone (by a rule, not bound) and through the interface, divided by the sum of the two alone, and by the links' payload \
