@@ -42,7 +42,7 @@ pub(super) fn run(settings: &Settings, report: &mut Report) -> Result<()> {
     progress(&format!("two links: learnt {}", shown(&warm_up(&lab, &web, &settings.braid, WARM_UP)?)));
     let bonded = Up::start(settings, &relayed, Carry::Bonded)?;
     let mut rounds = Vec::new();
-    for _ in 0..if settings.quick { 1 } else { 10 } {
+    for _ in 0..if settings.quick { 1 } else { 5 } {
         let mut round = Round { alone: [0.0; 2], both: [0.0; 2] };
         for (link, alone) in round.alone.iter_mut().enumerate() {
             let rule = format!("[[app]]\nmatch = {{ name = \"curl\" }}\nlinks = [\"{}\"]\n{CONFIG}", LINKS[link]);
