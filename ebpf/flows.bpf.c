@@ -13,25 +13,9 @@
 
 /* ------------------------------------------------------------------ the end of a socket */
 
-/* Whether a socket is in another network namespace than the daemon, where nothing is steered. Also asked while there is no live daemon. */
-BRAID_INLINE _Bool is_elsewhere(struct bpf_sock *socket)
-{
-	__u32 zero = 0, bank;
-	const struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
-	const struct braid_params *now;
-
-	if (!switches)
-		return 0;
-	bank = switches->bank & 1;
-	now = bpf_map_lookup_elem(&params, &bank);
-	return now && bpf_get_netns_cookie(socket) != now->netns;
-}
-
 SEC("cgroup/sock_release")
 int braid_release(struct bpf_sock *ctx)
 {
-	if (is_elsewhere(ctx))
-		return ALLOW;
 	if (ctx->protocol == IPPROTO_TCP) {
 		__u64 cookie = bpf_get_socket_cookie(ctx);
 		struct connection *connection = find_in_array(cookie);

@@ -120,7 +120,8 @@ MAP(overflow, BPF_MAP_TYPE_HASH, __u64, struct connection, BRAID_MAX_OVERFLOW, B
 
 /* Flows that this machine forwards for clients. Not allocated in advance: without a gateway it takes no memory. */
 MAP(forwarded, BPF_MAP_TYPE_HASH, struct braid_forward_key, struct braid_flow, BRAID_MAX_FORWARDED, BPF_F_NO_PREALLOC);
-MAP(clients, BPF_MAP_TYPE_HASH, struct address, struct braid_client, BRAID_MAX_CLIENTS, BPF_F_NO_PREALLOC);
+/* Those that began flows last: made-up addresses do not keep others out. */
+MAP(clients, BPF_MAP_TYPE_LRU_HASH, struct address, struct braid_client, BRAID_MAX_CLIENTS, 0);
 /* Number of forwarded flows so far, by CPU. */
 MAP(forwarded_ids, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, 1, 0);
 /* Addresses of the virtual interface: IPv4, IPv6. */

@@ -338,9 +338,15 @@ BRAID_INLINE void follow_tcp(struct __sk_buff *skb, const struct packet *packet,
 /* Sends a packet of a client or program over its link at once, if its flow is in the fast path. */
 static __attribute__((noinline)) int try_fast(struct __sk_buff *skb, const struct packet *packet, __u64 id)
 {
-	struct braid_fast *found = is_fast_path_open() ? bpf_map_lookup_elem(&fast, &packet->key) : NULL;
+	struct braid_fast *found = is_fast_path_open() && !skb->vlan_present ? bpf_map_lookup_elem(&fast, &packet->key) : NULL;
 
 	return found && found->id == id ? use_fast_path(skb, packet, found, BRAID_LEG_OUT) : TC_NEXT;
+}
+
+/* Whether a frame is of a VLAN. Number 0 is none: such a tag has only a priority (IEEE 802.1Q, 9.6), and the kernel removes it later. */
+BRAID_INLINE _Bool has_vlan(struct __sk_buff *skb)
+{
+	return skb->vlan_present && (skb->vlan_tci & 0xfff);
 }
 
 /* Processes a packet from a client or, if the constant `own` is set, from a program that uses the virtual interface. */
@@ -354,7 +360,7 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 	__u64 time;
 	int outcome;
 
-	if (!own && (skb->pkt_type != PACKET_HOST || skb->vlan_present))
+	if (!own && (skb->pkt_type != PACKET_HOST || has_vlan(skb)))
 		return TC_NEXT;
 	now = live_params(&time, &bank);
 	if (!now || !read_packet(skb, &packet, 0))
@@ -602,6 +608,26 @@ int braid_inside(struct __sk_buff *skb)
 /* The kernel's connection tracking forgets flows after these times without a packet (nf_conntrack-sysctl); an unanswered TCP connection after 120 s. */
 #define FORWARDED_TCP_IDLE_NS 7200000000000ull
 #define FORWARDED_IDLE_NS 120000000000ull
+#define FORWARDED_UNANSWERED_NS 30000000000ull
+/* While the table is crowded: whoever fills it with made-up addresses gets no answers. */
+#define CROWDED_IDLE_NS 30000000000ull
+#define CROWDED_UNANSWERED_NS 2000000000ull
+
+/* How long a flow may be idle. */
+BRAID_INLINE __u64 idle_time(const struct braid_flow *flow)
+{
+	__u32 zero = 0;
+	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
+	_Bool crowded = switches && switches->crowded;
+
+	if (!flow->rx && crowded)
+		return CROWDED_UNANSWERED_NS;
+	if (flow->protocol == IPPROTO_TCP)
+		return flow->answered ? FORWARDED_TCP_IDLE_NS : FORWARDED_IDLE_NS;
+	if (!flow->rx)
+		return FORWARDED_UNANSWERED_NS;
+	return crowded ? CROWDED_IDLE_NS : FORWARDED_IDLE_NS;
+}
 
 /*
  * Prepares a forwarded flow for a dump: ends it if it was idle for too long, or else updates what it reserves. Returns 0 if the entry is no flow. Ended
@@ -609,13 +635,10 @@ int braid_inside(struct __sk_buff *skb)
  */
 BRAID_INLINE _Bool tend(const struct braid_forward_key *key, struct braid_flow *flow, __u64 now)
 {
-	_Bool established;
-
 	if (!flow->id || (flow->flags & BRAID_FLOW_PENDING))
 		return 0;
-	established = flow->protocol == IPPROTO_TCP && flow->answered;
 	/* Signed, because a packet may be counted in the meantime. */
-	if ((__s64)(now - flow->last) > (__s64)(established ? FORWARDED_TCP_IDLE_NS : FORWARDED_IDLE_NS))
+	if ((__s64)(now - flow->last) > (__s64)idle_time(flow))
 		end_forwarded(key, flow);
 	else if (!(flow->flags & BRAID_FLOW_CARRIED))
 		refresh(flow, flow->id, flow->rx + flow->tx, flow->last, now);

@@ -531,6 +531,68 @@ fn links_in_one_subnet_and_with_one_address() {
 }
 
 #[test]
+fn a_flood_of_made_up_clients_leaves_room_for_others() {
+    if !able() {
+        return;
+    }
+    /// Flows: more than fit into the table at once. They begin at 10,000 a second.
+    const FLOWS: u32 = 150_000;
+    let lab = two().lan(2).start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let up = Up::start(&lab, GATEWAY);
+    eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok() && connected(&lab, 1, mirror.at(10)).is_ok());
+    let others: Vec<IpAddr> = (100..108).map(|last| IpAddr::from([192, 168, 7, last])).collect();
+    for address in &others {
+        device(&lab, 0, &format!("ip address add {address}/24 dev lan0"));
+    }
+    let flood = || {
+        let sockets: Vec<UdpSocket> = others.iter().map(|address| UdpSocket::bind((*address, 0)).unwrap()).collect();
+        let begin = Instant::now();
+        for number in 0..FLOWS {
+            let (socket, port) = (&sockets[number as usize % sockets.len()], 1024 + number / 8 % 60_000);
+            let _ = socket.send_to(b"x", (Lab::internet(14), port as u16));
+            if let Some(wait) = (Duration::from_micros(100) * number).checked_sub(begin.elapsed()).filter(|wait| *wait > ms(1)) {
+                thread::sleep(wait);
+            }
+        }
+    };
+    lab.device(0).run(flood).unwrap();
+    let overflowed = || up.status().and_then(|status| status["counters"]["overflowed"].as_u64());
+    assert_eq!(overflowed(), Some(0));
+    connected(&lab, 1, mirror.at(11)).unwrap();
+}
+
+/// Sends a TCP segment of no connection, from this address and port to that one.
+fn stray(from: [u8; 4], to: [u8; 4]) {
+    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::from(255))).unwrap();
+    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0];
+    packet.extend([from, to].concat());
+    // FIN and RST at once: connection tracking takes that for no part of any connection.
+    packet.extend([0x13, 0x88, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x05, 16, 0, 0, 0, 0, 0]);
+    socket.send_to(&packet, &SocketAddr::from((to, 0)).into()).unwrap();
+}
+
+#[test]
+fn what_connection_tracking_does_not_know_is_not_forwarded() {
+    if !able() {
+        return;
+    }
+    let lab = two().lan(1).start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let _up = Up::start(&lab, GATEWAY);
+    eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok());
+    let private =
+        watch_all(&lab, Filter { source: Some("192.168.7.20".parse().unwrap()), direction: Some(Direction::Up), ..Filter::default() });
+    lab.device(0).run(|| stray([192, 168, 7, 20], Lab::internet(10).octets())).unwrap();
+    let dropped = || client(&lab, "nft list chain inet braid_gateway forward");
+    eventually("it is dropped and counted", || {
+        dropped().lines().any(|rule| rule.contains("invalid,untracked") && rule.contains("packets 1 "))
+    });
+    assert_eq!(packets(&lab, &private), [0, 0]);
+    connected(&lab, 0, mirror.at(11)).unwrap();
+}
+
+#[test]
 fn a_flood_that_fills_connection_tracking_leaves_the_gateway_working() {
     if !able() {
         return;

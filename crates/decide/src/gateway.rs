@@ -270,7 +270,8 @@ fn prerouting(plan: &GatewayPlan, names: &Names, copied: &CopiedMarks) -> Vec<St
     let connections = ways(plan).into_iter().map(|(_, connection)| connection).chain([CARRIED_CONNECTION]);
     let verdicts: Vec<String> = connections.map(|connection| format!("{connection:#x} : goto {}", follower(connection))).collect();
     let follow = format!("ct mark vmap {{ {} }}", verdicts.join(", "));
-    let rules = copied.moved.iter().cloned().chain([follow.clone()]).chain(copied.first.iter().flat_map(|first| [first.clone(), follow.clone()]));
+    let first = copied.first.iter().map(|first| format!("{first} {follow}"));
+    let rules = copied.moved.iter().cloned().chain([follow.clone()]).chain(first);
     let cleared = names.lan.iter().map(|lan| format!("meta mark {} iifname {lan} meta mark set 0", ours()));
     chain("prerouting", "filter hook prerouting priority mangle", rules.chain(cleared).collect())
 }
@@ -306,6 +307,7 @@ fn forward_chain(plan: &GatewayPlan, names: &Names, copied: CopiedMarks) -> Vec<
         }
     }
     const UNASKED: &str = "ct state new,invalid,untracked";
+    const UNKNOWN: &str = "ct state invalid,untracked";
     if plan.takes_packets() {
         // The relay sends answers only.
         rules.push(format!("{UNASKED} iifname \"{PACKET_DEVICE}\" counter drop"));
@@ -319,6 +321,14 @@ fn forward_chain(plan: &GatewayPlan, names: &Names, copied: CopiedMarks) -> Vec<
         PerFamily { v4: false, v6: false } => None,
     };
     rules.extend(family.map(|family| format!("ct state new ct status & dnat == 0{family}{outside} counter drop")));
+    if let Some(family) = family {
+        // What connection tracking does not know has no status.
+        rules.push(format!("{UNKNOWN}{family}{outside} counter drop"));
+    }
+    // Nothing would translate their addresses.
+    rules.extend(
+        names.lan.iter().zip(set(&exits(plan, names))).map(|(lan, exits)| format!("{UNKNOWN} iifname {lan} oifname {exits} counter drop")),
+    );
     // Only answers come to the twin of the virtual interface's address.
     rules.extend(names.switch_end.iter().map(|switch_end| format!("{UNASKED} oifname {switch_end} counter drop")));
     if !names.links.is_empty() {
@@ -346,11 +356,14 @@ fn segments(plan: &GatewayPlan, names: &Names) -> Vec<String> {
     ["chain segments {".to_owned()].into_iter().chain(rules).chain(["}".to_owned()]).collect()
 }
 
+/// The devices by which packets leave translated.
+fn exits(plan: &GatewayPlan, names: &Names) -> BTreeSet<String> {
+    names.links.iter().cloned().chain(plan.takes_packets().then(|| format!("\"{PACKET_DEVICE}\""))).collect()
+}
+
 /// Translates what leaves.
 fn postrouting(plan: &GatewayPlan, names: &Names) -> Vec<String> {
-    let packets = plan.takes_packets().then(|| format!("\"{PACKET_DEVICE}\""));
-    let exits = set(&names.links.iter().cloned().chain(packets).collect());
-    let lan = names.lan.iter().zip(exits).map(|(lan, exits)| format!("iifname {lan} oifname {exits} masquerade"));
+    let lan = names.lan.iter().zip(set(&exits(plan, names))).map(|(lan, exits)| format!("iifname {lan} oifname {exits} masquerade"));
     // Nobody else has a route to the twin of the virtual interface's address.
     let own = names.switch_end.iter().map(|switch_end| format!("iifname {switch_end} masquerade"));
     chain("postrouting", "nat hook postrouting priority srcnat", lan.chain(own).collect())
@@ -359,9 +372,13 @@ fn postrouting(plan: &GatewayPlan, names: &Names) -> Vec<String> {
 /// What may reach this machine: what the daemon takes does not pass the forward chain.
 fn input(plan: &GatewayPlan, names: &Names) -> Vec<String> {
     let lan = names.lan.iter().map(|lan| format!("meta mark {CARRIER_MARK:#x} iifname {lan} {FOREIGN_SOURCE}"));
+    // Where bridges pass the firewall, prerouting comes before the switch has decided, and what the daemon takes does not pass the forward chain.
+    let copied = names.lan.iter().filter(|_| !plan.bridges.is_empty()).map(|lan| {
+        format!("ct status & confirmed == 0 ct mark 0 meta mark {CARRIER_MARK:#x} iifname {lan} ct mark set {CARRIED_CONNECTION:#x}")
+    });
     // The relay, too, must not reach this machine itself.
     let relay = plan.takes_packets().then(|| format!("iifname \"{PACKET_DEVICE}\" counter drop"));
-    chain("input", "filter hook input priority filter - 1", lan.chain(relay).collect())
+    chain("input", "filter hook input priority filter - 1", lan.chain(copied).chain(relay).collect())
 }
 
 /// What the kernel itself answers to late packets of connections that connection tracking has forgotten, because their link was down. While the link's
@@ -533,8 +550,7 @@ chain prerouting {
 type filter hook prerouting priority mangle; policy accept;
 meta l4proto != tcp meta mark & 0xffff0000 == 0xb1d00000 ct direction original ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
 ct mark vmap { 0xb1000002 : goto connection_b1000002, 0xb1000007 : goto connection_b1000007, 0xb1ffffff : goto connection_b1ffffff }
-ct status & confirmed == 0 ct mark 0 meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
-ct mark vmap { 0xb1000002 : goto connection_b1000002, 0xb1000007 : goto connection_b1000007, 0xb1ffffff : goto connection_b1ffffff }
+ct status & confirmed == 0 ct mark 0 meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff } ct mark vmap { 0xb1000002 : goto connection_b1000002, 0xb1000007 : goto connection_b1000007, 0xb1ffffff : goto connection_b1ffffff }
 meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } meta mark set 0
 }
 chain forward {
@@ -545,6 +561,8 @@ ct status & confirmed == 0 ct mark 0 meta mark & 0xffff0000 == 0xb1d00000 iifnam
 meta l4proto != tcp meta mark & 0xffff0000 == 0xb1d00000 ct direction original ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
 iifname { "br-lan", "eth1" } jump rules
 ct state new ct status & dnat == 0 meta nfproto ipv6 iifname != { "br-lan", "eth1" } counter drop
+ct state invalid,untracked meta nfproto ipv6 iifname != { "br-lan", "eth1" } counter drop
+ct state invalid,untracked iifname { "br-lan", "eth1" } oifname { "wlan0", "wwan0" } counter drop
 tcp flags & (syn | rst) == syn jump segments
 }
 chain postrouting {
@@ -554,6 +572,7 @@ iifname { "br-lan", "eth1" } oifname { "wlan0", "wwan0" } masquerade
 chain input {
 type filter hook input priority filter - 1; policy accept;
 meta mark 0xb1d000fe iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "source is not on this LAN"
+ct status & confirmed == 0 ct mark 0 meta mark 0xb1d000fe iifname { "br-lan", "eth1" } ct mark set 0xb1ffffff
 }
 chain strays {
 type filter hook output priority filter - 2; policy accept;

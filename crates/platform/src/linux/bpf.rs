@@ -268,7 +268,8 @@ impl BpfSteering {
         let windows = u32::from(self.windows.is_needed());
         let fast = u32::from(self.fast.is_used());
         let rewrites = u32::from(!self.rewrites.is_empty());
-        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows, fast, rewrites };
+        let crowded = u32::from(self.lan.is_crowded());
+        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows, fast, rewrites, crowded, pad: 0 };
         typed_map!(self, Array, "control", "write the heartbeat").set(0, control, 0).map_err(failed("write the heartbeat"))
     }
 

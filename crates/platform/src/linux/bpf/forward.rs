@@ -209,6 +209,11 @@ impl BpfSteering {
             }
         }
         let Ok(switch) = self.lan.switch() else { return Ok(()) };
+        let used = [&dumped.living, &dumped.ended, &dumped.carried].map(Vec::len).iter().sum();
+        if switch.note_used(used) {
+            self.switch()?;
+        }
+        let Ok(switch) = self.lan.switch() else { return Ok(()) };
         if switch.counted.is_some_and(|counted| now.since(counted) < RECOUNT) {
             return Ok(());
         }

@@ -38,11 +38,29 @@ pub(super) struct Switch {
     pub(super) devices: BTreeMap<Port, Vec<Box<dyn Send + Sync>>>,
     /// When the clients' flows were counted last.
     pub(super) counted: Option<Time>,
+    /// For how many flows the table has room.
+    room: usize,
+    /// Whether more than half of that is used.
+    crowded: bool,
+}
+
+impl Switch {
+    /// Notes how many flows are in the table. Returns whether it has become crowded, or is so no longer.
+    pub(super) fn note_used(&mut self, used: usize) -> bool {
+        let crowded = used > self.room / 2;
+        std::mem::replace(&mut self.crowded, crowded) != crowded
+    }
 }
 
 impl Lan {
-    pub(super) fn new(dumper: Dumper) -> Self {
-        Self::Loaded(Box::new(Switch { dumper: Arc::new(dumper), devices: BTreeMap::new(), counted: None }))
+    /// The loaded programs, with room for this number of flows.
+    pub(super) fn new(dumper: Dumper, room: usize) -> Self {
+        Self::Loaded(Box::new(Switch { dumper: Arc::new(dumper), devices: BTreeMap::new(), counted: None, room, crowded: false }))
+    }
+
+    /// Whether more than half of the table of forwarded flows is used.
+    pub(super) fn is_crowded(&self) -> bool {
+        matches!(self, Self::Loaded(switch) if switch.crowded)
     }
 
     /// What dumps the table, while flows are forwarded.

@@ -214,7 +214,7 @@ impl BpfSteering {
     /// [`set_ports`](braid_control::steering::Steering::set_ports) fails and names the reason. They take the verifier as long as all others together.
     pub fn load_switch(&mut self) {
         if matches!(self.lan, Lan::Unloaded) {
-            let loaded = read_btf().and_then(|btf| load_switch(&mut self.ebpf, &btf));
+            let loaded = read_btf().and_then(|btf| load_switch(&mut self.ebpf, &btf, &WHOLE));
             self.lan = loaded.unwrap_or_else(|error| Lan::Refused(error.to_string()));
         }
     }
@@ -228,7 +228,8 @@ impl BpfSteering {
         let mut ebpf = load_object(OBJECT, &SMALL)?;
         seed_decisions(&mut ebpf)?;
         load_programs(&mut ebpf, &SMALL_PROGRAMS, None)?;
-        let lan = Lan::new(Dumper::Tend { program: program_fd(&ebpf, TEND_PROGRAM)?, table: map_fd(&ebpf, TEND_PROGRAM, "forwarded")? });
+        let dumper = Dumper::Tend { program: program_fd(&ebpf, TEND_PROGRAM)?, table: map_fd(&ebpf, TEND_PROGRAM, FORWARDED)? };
+        let lan = Lan::new(dumper, SMALL.room());
         Self::only_forwarding(ebpf, lan, reason)
     }
 
@@ -237,7 +238,7 @@ impl BpfSteering {
         let btf = read_btf()?;
         let mut ebpf = load_object(OBJECT, &FEW)?;
         load_programs(&mut ebpf, &REWRITE_PROGRAMS, Some(&btf))?;
-        let lan = load_switch(&mut ebpf, &btf)?;
+        let lan = load_switch(&mut ebpf, &btf, &FEW)?;
         Self::only_forwarding(ebpf, lan, "this is a test of the switch".to_owned())
     }
 
@@ -418,9 +419,9 @@ struct Parts {
 }
 
 /// Loads the programs that forward for clients.
-fn load_switch(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<Lan, LoadError> {
+fn load_switch(ebpf: &mut aya::Ebpf, btf: &Btf, extent: &Extent) -> Result<Lan, LoadError> {
     load_programs(ebpf, &FORWARD_PROGRAMS, Some(btf))?;
-    attach_iterator(ebpf, FORWARD_PROGRAMS[3], "forwarded").map(|iterator| Lan::new(Dumper::Iterator(iterator)))
+    attach_iterator(ebpf, FORWARD_PROGRAMS[3], FORWARDED).map(|iterator| Lan::new(Dumper::Iterator(iterator), extent.room()))
 }
 
 /// Loads the programs that count datagrams: with the given method, or the best one the kernel supports.
@@ -445,6 +446,16 @@ pub(super) struct Extent {
     client_flows: Option<u32>,
 }
 
+impl Extent {
+    /// For how many forwarded flows there is room.
+    fn room(&self) -> usize {
+        self.entries.iter().find(|(map, _)| *map == FORWARDED).map_or(abi::MAX_FORWARDED, |(_, room)| *room as usize)
+    }
+}
+
+/// The table of forwarded flows.
+const FORWARDED: &str = "forwarded";
+
 /// Everything.
 const WHOLE: Extent = Extent { has_types: true, entries: &[], client_flows: None };
 
@@ -452,7 +463,7 @@ const WHOLE: Extent = Extent { has_types: true, entries: &[], client_flows: None
 const SMALL: Extent = Extent {
     has_types: false,
     entries: &[
-        ("forwarded", 32_768),
+        (FORWARDED, 32_768),
         ("demands", 4096),
         ("affinities", 4096),
         ("apps", 1024),
@@ -472,7 +483,7 @@ const SMALL: Extent = Extent {
 };
 
 /// Everything, but with room for a few flows: a test reads the whole table after each packet.
-const FEW: Extent = Extent { entries: &[("forwarded", 64), ("clients", 64)], ..WHOLE };
+const FEW: Extent = Extent { entries: &[(FORWARDED, 64), ("clients", 64)], ..WHOLE };
 
 /// An object whose programs read no types of the kernel.
 pub(super) const BARE: Extent = Extent { has_types: false, ..WHOLE };

@@ -37,8 +37,13 @@ pub fn make(device: &VirtualDevice) -> Result<(), ApplyError> {
     let mut changes = Changes::open()?;
     let mut found = devices(&mut changes)?;
     let names = [device.name.clone(), device.switch_end()];
-    for other in found.extract_if(.., |found| found.ours && !names.contains(&found.name)) {
+    // One end without the other: somebody has moved that into another network namespace, and it goes with this one.
+    let is_half = found.iter().filter(|found| found.ours && names.contains(&found.name)).count() == 1;
+    for other in found.extract_if(.., |found| found.ours && (is_half || !names.contains(&found.name))) {
         changes.make("remove", format!("device {}", other.name), (delete(other.index), 0), libc::ENODEV);
+    }
+    if is_half {
+        found = devices(&mut changes)?;
     }
     if let Some(foreign) = found.iter().find(|found| !found.ours && names.contains(&found.name)) {
         return Err(ApplyError::Taken { name: foreign.name.clone() });

@@ -14,6 +14,8 @@ pub const MAX_REFUSED: usize = 512;
 pub const MAX_HOLD: usize = 16_384;
 /// Maximum number of flows whose rates are set at once.
 pub const MAX_SHAPES: usize = 4096;
+/// Maximum number of forwarded flows, where there is memory for so many.
+pub const MAX_FORWARDED: usize = 131_072;
 /// How long a direction of a flow in the fast path is confirmed, in nanoseconds.
 pub const CONFIRMED_NS: u64 = 2_500_000_000;
 /// Maximum number of policy rules.
@@ -76,7 +78,7 @@ abi! {
     /// `struct braid_window`.
     Window { rx: u64, tx: u64, echo: [Echo; 2], handshake: u32, pad: u32, }
     /// `struct braid_control`.
-    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, fast: u32, rewrites: u32, }
+    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, fast: u32, rewrites: u32, crowded: u32, pad: u32, }
     /// `struct braid_exe_key`.
     ExeKey { inode: u64, device: u32, pad: u32, }
     /// `struct braid_exe`.
