@@ -770,6 +770,10 @@ pub trait Steering {
         let dumped = dump()?;
         self.end_dump(now, dumped)
     }
+    /// Whether there is little room for new forwarded flows, so that ended and idle ones should be removed soon. A dump does that.
+    fn is_crowded(&self) -> bool {
+        false
+    }
     /// Moves connects whose SYN has been unanswered for [`UNANSWERED`] to another link that their rules allow, before the kernel
     /// retransmits it, and confirms moved connects that were answered. If the system does not support this, connects stay where they are.
     fn move_connects(&mut self) -> Result<(), SteeringError>;

@@ -224,6 +224,11 @@ impl<S: Steering> Core<S> {
         self.reevaluate(now).and(fast_path).and(ended)
     }
 
+    /// Whether polls must make room for new flows of the gateway's clients.
+    pub fn is_crowded(&self) -> bool {
+        self.steering.is_crowded()
+    }
+
     /// Number of flows at the last poll.
     pub fn flow_count(&self) -> usize {
         self.flows.len()

@@ -483,6 +483,10 @@ impl Steering for BpfSteering {
         Ok(Box::new(move || dump_flows((&iterators, forwarded.as_deref()), began, token, counting)))
     }
 
+    fn is_crowded(&self) -> bool {
+        self.lan.is_crowded()
+    }
+
     fn end_dump(&mut self, now: Time, dumped: Dumped) -> Result<Vec<FlowRow>, SteeringError> {
         let Dumped { mut loads, mut rows, datagrams, counting, began, token, forwarded } = dumped;
         if let Some(forwarded) = &forwarded {

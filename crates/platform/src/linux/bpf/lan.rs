@@ -40,14 +40,14 @@ pub(super) struct Switch {
     pub(super) counted: Option<Time>,
     /// For how many flows the table has room.
     room: usize,
-    /// Whether more than half of that is used.
+    /// Whether more than a quarter of that is used.
     crowded: bool,
 }
 
 impl Switch {
     /// Notes how many flows are in the table. Returns whether it has become crowded, or is so no longer.
     pub(super) fn note_used(&mut self, used: usize) -> bool {
-        let crowded = used > self.room / 2;
+        let crowded = used > self.room / 4;
         std::mem::replace(&mut self.crowded, crowded) != crowded
     }
 }
@@ -58,7 +58,7 @@ impl Lan {
         Self::Loaded(Box::new(Switch { dumper: Arc::new(dumper), devices: BTreeMap::new(), counted: None, room, crowded: false }))
     }
 
-    /// Whether more than half of the table of forwarded flows is used.
+    /// Whether more than a quarter of the table of forwarded flows is used.
     pub(super) fn is_crowded(&self) -> bool {
         matches!(self, Self::Loaded(switch) if switch.crowded)
     }
