@@ -126,7 +126,7 @@ struct braid_control {
 	__u32 windows; /* 1: `shapes` contains forwarded flows */
 	__u32 fast; /* 1: `fast` contains flows */
 	__u32 rewrites; /* 1: `rewrites` contains flows */
-	__u32 crowded; /* 1: more than a quarter of `forwarded` is used */
+	__u32 pressure; /* 1: more than a quarter of `forwarded` is used */
 	__u32 pad;
 };
 

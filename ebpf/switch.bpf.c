@@ -608,25 +608,26 @@ int braid_inside(struct __sk_buff *skb)
 /* The kernel's connection tracking forgets flows after these times without a packet (nf_conntrack-sysctl); an unanswered TCP connection after 120 s. */
 #define FORWARDED_TCP_IDLE_NS 7200000000000ull
 #define FORWARDED_IDLE_NS 120000000000ull
+/* One without connection that nobody answers. */
 #define FORWARDED_UNANSWERED_NS 30000000000ull
-/* While the table is crowded: whoever fills it with made-up addresses gets no answers. */
-#define CROWDED_IDLE_NS 30000000000ull
-#define CROWDED_UNANSWERED_NS 2000000000ull
+/* While the table is under pressure: whoever fills it with made-up addresses gets no answers. */
+#define PRESSURE_IDLE_NS 30000000000ull
+#define PRESSURE_UNANSWERED_NS 2000000000ull
 
 /* How long a flow may be idle. */
 BRAID_INLINE __u64 idle_time(const struct braid_flow *flow)
 {
 	__u32 zero = 0;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
-	_Bool crowded = switches && switches->crowded;
+	_Bool pressure = switches && switches->pressure;
 
-	if (!flow->rx && crowded)
-		return CROWDED_UNANSWERED_NS;
+	if (!flow->rx && pressure)
+		return PRESSURE_UNANSWERED_NS;
 	if (flow->protocol == IPPROTO_TCP)
 		return flow->answered ? FORWARDED_TCP_IDLE_NS : FORWARDED_IDLE_NS;
 	if (!flow->rx)
 		return FORWARDED_UNANSWERED_NS;
-	return crowded ? CROWDED_IDLE_NS : FORWARDED_IDLE_NS;
+	return pressure ? PRESSURE_IDLE_NS : FORWARDED_IDLE_NS;
 }
 
 /*

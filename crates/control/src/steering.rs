@@ -771,7 +771,7 @@ pub trait Steering {
         self.end_dump(now, dumped)
     }
     /// Whether there is little room for new forwarded flows, so that ended and idle ones should be removed soon. A dump does that.
-    fn is_crowded(&self) -> bool {
+    fn is_under_pressure(&self) -> bool {
         false
     }
     /// Moves connects whose SYN has been unanswered for [`UNANSWERED`] to another link that their rules allow, before the kernel

@@ -20,7 +20,7 @@ const MAX_INLINE_FLOWS: usize = 200;
 /// Polls use at most one part in this many of one processor's time.
 const POLL_SHARE: u32 = 50;
 /// The same while polls must make room for new flows of clients.
-const CROWDED_SHARE: u32 = 10;
+const PRESSURE_SHARE: u32 = 10;
 /// Maximum age of a cached list that answers a request while there are many flows.
 const MAX_LIST_AGE: Duration = Duration::from_secs(1);
 /// The list is serialised for this long after the last request.
@@ -63,7 +63,7 @@ impl Daemon<'_> {
         self.log_and_retry(POLL, polled);
         self.send_flows();
         // Only this process's CPU time counts. With wall time, a busy machine would detect a dead link later.
-        let share = if self.core.is_crowded() { CROWDED_SHARE } else { POLL_SHARE };
+        let share = if self.core.is_under_pressure() { PRESSURE_SHARE } else { POLL_SHARE };
         self.next_poll = now() + (spent + thread_time().since(begun)) * share;
     }
 

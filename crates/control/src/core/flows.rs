@@ -225,8 +225,8 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether polls must make room for new flows of the gateway's clients.
-    pub fn is_crowded(&self) -> bool {
-        self.steering.is_crowded()
+    pub fn is_under_pressure(&self) -> bool {
+        self.steering.is_under_pressure()
     }
 
     /// Number of flows at the last poll.

@@ -268,8 +268,8 @@ impl BpfSteering {
         let windows = u32::from(self.windows.is_needed());
         let fast = u32::from(self.fast.is_used());
         let rewrites = u32::from(!self.rewrites.is_empty());
-        let crowded = u32::from(self.lan.is_crowded());
-        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows, fast, rewrites, crowded, pad: 0 };
+        let pressure = u32::from(self.lan.is_under_pressure());
+        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows, fast, rewrites, pressure, pad: 0 };
         typed_map!(self, Array, "control", "write the heartbeat").set(0, control, 0).map_err(failed("write the heartbeat"))
     }
 
@@ -483,8 +483,8 @@ impl Steering for BpfSteering {
         Ok(Box::new(move || dump_flows((&iterators, forwarded.as_deref()), began, token, counting)))
     }
 
-    fn is_crowded(&self) -> bool {
-        self.lan.is_crowded()
+    fn is_under_pressure(&self) -> bool {
+        self.lan.is_under_pressure()
     }
 
     fn end_dump(&mut self, now: Time, dumped: Dumped) -> Result<Vec<FlowRow>, SteeringError> {

@@ -41,26 +41,26 @@ pub(super) struct Switch {
     /// For how many flows the table has room.
     room: usize,
     /// Whether more than a quarter of that is used.
-    crowded: bool,
+    pressure: bool,
 }
 
 impl Switch {
-    /// Notes how many flows are in the table. Returns whether it has become crowded, or is so no longer.
+    /// Notes how many flows are in the table. Returns whether it has come under pressure, or is so no longer.
     pub(super) fn note_used(&mut self, used: usize) -> bool {
-        let crowded = used > self.room / 4;
-        std::mem::replace(&mut self.crowded, crowded) != crowded
+        let pressure = used > self.room / 4;
+        std::mem::replace(&mut self.pressure, pressure) != pressure
     }
 }
 
 impl Lan {
     /// The loaded programs, with room for this number of flows.
     pub(super) fn new(dumper: Dumper, room: usize) -> Self {
-        Self::Loaded(Box::new(Switch { dumper: Arc::new(dumper), devices: BTreeMap::new(), counted: None, room, crowded: false }))
+        Self::Loaded(Box::new(Switch { dumper: Arc::new(dumper), devices: BTreeMap::new(), counted: None, room, pressure: false }))
     }
 
     /// Whether more than a quarter of the table of forwarded flows is used.
-    pub(super) fn is_crowded(&self) -> bool {
-        matches!(self, Self::Loaded(switch) if switch.crowded)
+    pub(super) fn is_under_pressure(&self) -> bool {
+        matches!(self, Self::Loaded(switch) if switch.pressure)
     }
 
     /// What dumps the table, while flows are forwarded.

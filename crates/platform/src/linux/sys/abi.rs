@@ -78,7 +78,7 @@ abi! {
     /// `struct braid_window`.
     Window { rx: u64, tx: u64, echo: [Echo; 2], handshake: u32, pad: u32, }
     /// `struct braid_control`.
-    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, fast: u32, rewrites: u32, crowded: u32, pad: u32, }
+    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, fast: u32, rewrites: u32, pressure: u32, pad: u32, }
     /// `struct braid_exe_key`.
     ExeKey { inode: u64, device: u32, pad: u32, }
     /// `struct braid_exe`.
