@@ -12,6 +12,10 @@
 #define BRAID_MAX_ARRIVALS 4096
 /* Size of the array of TCP flows, which is indexed by socket cookie; a power of two. */
 #define BRAID_CONNECTION_PLACES 4096
+/* Maximum number of flows that a run of braid_connections dumps. */
+#define BRAID_DUMPED 512
+/* Maximum number of flows in `overflow` that it looks for. */
+#define BRAID_DUMPED_IDS 256
 /* Maximum number of TCP flows whose array entry is taken by another flow. */
 #define BRAID_MAX_OVERFLOW 32768
 /* Maximum number of TCP flows whose rates are set at once. */
@@ -272,11 +276,23 @@ struct braid_flow {
 	__u32 untried; /* TCP: those of them over which its SYN has not been sent in the current round */
 	__u8 moves; /* TCP: number of times its connect was moved */
 	__u8 resent; /* TCP: number of SYN retransmissions */
-	__u8 scale[2]; /* forwarded TCP: scales of the client's and the server's windows (window.h) */
+	union {
+		__u8 scale[2]; /* forwarded TCP: scales of the client's and the server's windows (window.h) */
+		__u16 local_port; /* unconnected datagrams, host order */
+	};
 	union {
 		__u32 handshake; /* forwarded TCP: time of the last SYN, then the round trip of the handshake, in microseconds (window.h) */
 		__u32 inode; /* accepted: number of the socket's file, by which its program is found */
 	};
+};
+
+/* Length of an Ethernet header. */
+#define BRAID_ETHERNET 14
+
+/* What braid_connections dumps: all flows at these places, or those of `overflow` with the ids that follow. */
+struct braid_dump {
+	__u32 start; /* the first of BRAID_DUMPED places */
+	__u32 ids; /* number of ids that follow, at most BRAID_DUMPED_IDS; 0: places */
 };
 
 /* Ids of forwarded flows begin here. Socket cookies are smaller, and programs that read ids as floating-point numbers represent all of them exactly. */
@@ -351,7 +367,7 @@ struct braid_rewrite {
 	__u32 follows; /* they leave: 1: the flow's socket does as this entry says */
 	__u32 refused; /* they arrive: BRAID_RESET, BRAID_SYN */
 	__u32 sent; /* they leave: sequence number of the first byte that the socket sent, or of its SYN; both 0: not known yet */
-	__u32 received; /* and of the first byte that it received. A socket with others is another connection */
+	__u32 received; /* and of the first byte that it received. A socket with others is another connection. Datagrams arrive: the proof that came last */
 	__u32 unacknowledged; /* they leave: sequence number of the socket's first byte that is not acknowledged, when it was last seen */
 	__u32 expected; /* and of the next byte that it expects */
 	__u32 window; /* what its segments say about its window */
@@ -359,6 +375,25 @@ struct braid_rewrite {
 	__u32 passes; /* they arrive: 1: for another host, over `device`; without one they are dropped */
 	__u32 bare; /* they leave: 1: the device takes packets without Ethernet headers */
 	__u64 seen; /* they arrive: when the last one did; they leave: when the socket was last there */
+};
+
+/*
+ * What hosts that run Braid say to each other in a datagram of a flow: this text, and 8 bytes. These prove to the host that repeats them later that it receives
+ * the flow's datagrams. If they are zero, the datagram only shows that its way passes datagrams of the flow. The programs drop it, so that no socket gets it.
+ */
+#define BRAID_MESSAGE "braid: this way?"
+
+struct braid_message {
+	__u8 text[16];
+	__u32 proof[2]; /* network order */
+};
+
+/* Maximum number of flows of datagrams that keep their source address. */
+#define BRAID_MAX_KEPT 64
+
+/* The source address that datagrams of an unconnected socket to a destination keep, whatever becomes of its link, because the flow has moved or may move. */
+struct braid_kept {
+	__u32 source[4]; /* IPv6 or IPv4-mapped, network order */
 };
 
 /* A client of a LAN device, by address. */

@@ -35,6 +35,7 @@ struct request {
 	__u8 by_port : 1; /* redirected to ::1 instead of `loopback` */
 	__u8 confined : 1; /* it leaves through a relay, or fails; then `strict` is set too */
 	__u8 own : 1; /* forwarded: a program of this machine sent it through the virtual interface; which one is known if `cgroup` is set */
+	__u8 kept : 1; /* the datagram has `source`, whatever becomes of its link */
 	__u8 mac[6]; /* of the client of a forwarded flow */
 	__u16 listener; /* port to which it is redirected, network order */
 	__u32 loopback; /* loopback address to which it is redirected, network order; 0: not redirected */

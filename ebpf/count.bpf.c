@@ -7,7 +7,6 @@
  */
 #include "flow.h"
 
-#define UDP_HEADER 8
 #define IPV6_HEADER 40
 #define IPV6_EXTENSIONS 4
 

@@ -5,6 +5,8 @@
 
 #include "redirect.h"
 
+#define UDP_HEADER 8
+
 BRAID_INLINE void affinity_key(const struct request *request, struct braid_affinity_key *key)
 {
 	key->app = request->app;

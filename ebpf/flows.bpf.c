@@ -5,7 +5,8 @@
  *   release             ends a flow: updates loads and demand estimates, and sends the event to the daemon.
  *   retransmission      reports SYNs and segments that receive no answer. Not a `sockops` program, because the kernel runs
  *                       those eight times per connection, at both ends.
- *   connections, flows  dump the active flows of TCP and UDP, and update their reservations.
+ *   connections, flows  dump the active flows of TCP and UDP, and update their reservations. Neither is an iterator over a map: some kernels refuse those
+ *                       (docs/decisions/0045-flows-are-dumped-without-iterators-over-maps.md).
  *
  * `move.bpf.c` moves connects that receive no answer.
  */
@@ -136,25 +137,25 @@ BRAID_INLINE struct seq_file *output(const struct bpf_iter_meta *meta)
 	return seq;
 }
 
-struct bpf_iter__bpf_sk_storage_map {
+struct bpf_iter__udp {
 	struct bpf_iter_meta *meta;
-	struct bpf_map *map;
-	struct sock *sk;
-	void *value;
+	struct udp_sock *udp_sk;
 } __attribute__((preserve_access_index));
 
-SEC("iter/bpf_sk_storage_map")
-int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
+/* Runs for each UDP socket of the namespace. */
+SEC("iter/udp")
+int braid_flows(struct bpf_iter__udp *ctx)
 {
 	struct seq_file *seq = output(ctx->meta);
 	struct braid_flow_row row = {};
-	struct braid_flow *flow = ctx->value;
-	struct sock *socket = ctx->sk;
+	struct udp_sock *socket = ctx->udp_sk;
+	struct braid_flow *flow;
 
-	if (!socket || !flow) {
-		apply_corrections();
+	if (!socket)
 		return 0;
-	}
+	flow = bpf_sk_storage_get(&flows, socket, NULL, 0);
+	if (!flow)
+		return 0;
 	if (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)) {
 		/* Not an active flow, but a socket whose datagrams must be counted. */
 		row.flow = *flow;
@@ -171,57 +172,90 @@ int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
-struct bpf_iter__bpf_map_elem {
-	struct bpf_iter_meta *meta;
-	struct bpf_map *map;
-	void *key;
-	void *value;
-} __attribute__((preserve_access_index));
+/* The rows of a run of braid_connections. */
+MAP(dumped, BPF_MAP_TYPE_ARRAY, __u32, struct braid_flow_row, BRAID_DUMPED, 0);
 
 /*
- * Dumps the TCP flows. Sockets are read without holding a reference. If the memory of one is reused in the meantime, its cookie differs. Ends the
+ * Writes the row of a TCP flow. Sockets are read without holding a reference. If the memory of one is reused in the meantime, its cookie differs. Ends the
  * flows of sockets whose end was missed, and of closed sockets that their programs have not released yet (after a reset, a refusal or a forced
- * close).
+ * close). Returns the number of rows.
  */
-SEC("iter/bpf_map_elem")
-int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
+static __attribute__((noinline)) int dump_connection(struct connection *connection, __u32 at)
 {
-	struct seq_file *seq = output(ctx->meta);
-	struct braid_flow_row row = {};
-	struct connection *connection = ctx->value;
-	struct braid_flow *flow;
-	struct sock *socket;
-	__u64 id;
+	struct braid_flow_row *row = bpf_map_lookup_elem(&dumped, &at);
+	struct braid_flow *flow = &connection->flow;
+	const void *socket = (const void *)connection->socket;
+	__u64 id = flow->id;
 
-	if (!connection)
+	if (!row || !id)
 		return 0;
-	socket = (void *)connection->socket;
-	flow = &connection->flow;
-	id = flow->id;
-	row.flow = *flow;
+	__builtin_memset(row, 0, sizeof(*row));
+	row->flow = *flow;
 	/* The entry is free, is being written, or has just been taken by another flow. */
-	if (!id || row.flow.id != id || (row.flow.flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
+	if (row->flow.id != id || (row->flow.flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
 		return 0;
-	row.read_at = bpf_ktime_get_ns();
-	read_tcp(socket, &row);
-	read_local(socket, &row);
+	row->read_at = bpf_ktime_get_ns();
+	read_tcp(socket, row);
+	read_local(socket, row);
 	if (!is_socket(socket, id))
 		socket = NULL;
-	if (!socket || (row.state == TCP_CLOSE && row.read_at - flow->started > SETTLED_NS)) {
+	if (!socket || (row->state == TCP_CLOSE && row->read_at - flow->started > SETTLED_NS)) {
 		end_flow(socket, NULL, flow, id);
 		bpf_map_delete_elem(&overflow, &id);
 		return 0;
 	}
-	if (row.rx != flow->rx || row.tx != flow->tx)
-		flow->last = row.read_at;
-	flow->rx = row.rx;
-	flow->tx = row.tx;
-	if (row.flow.answered && !flow->answered) {
+	if (row->rx != flow->rx || row->tx != flow->tx)
+		flow->last = row->read_at;
+	flow->rx = row->rx;
+	flow->tx = row->tx;
+	if (row->flow.answered && !flow->answered) {
 		flow->answered = 1;
-		record_answer(&row);
+		record_answer(row);
 	}
-	refresh(flow, id, row.rx + row.tx, flow->last, row.read_at);
-	row.flow.reserved = flow->reserved;
-	bpf_seq_write(seq, &row, sizeof(row));
-	return 0;
+	refresh(flow, id, row->rx + row->tx, flow->last, row->read_at);
+	row->flow.reserved = flow->reserved;
+	return 1;
+}
+
+/* The verifier follows global functions once, not in each turn of a loop. */
+__attribute__((noinline)) int dump_place(__u32 place, __u32 at)
+{
+	struct connection *connection = bpf_map_lookup_elem(&connections, &place);
+
+	return connection ? dump_connection(connection, at) : 0;
+}
+
+__attribute__((noinline)) int dump_overflow(__u64 id, __u32 at)
+{
+	struct connection *connection = bpf_map_lookup_elem(&overflow, &id);
+
+	return connection ? dump_connection(connection, at) : 0;
+}
+
+/*
+ * Dumps TCP flows. The daemon runs this program, which is attached nowhere, on a packet that contains `struct braid_dump` behind its Ethernet header. Returns the
+ * number of rows in `dumped`.
+ */
+SEC("classifier")
+int braid_connections(struct __sk_buff *skb)
+{
+	struct braid_dump dump;
+	__u32 rows = 0;
+	__u64 id;
+
+	if (bpf_skb_load_bytes(skb, BRAID_ETHERNET, &dump, sizeof(dump)))
+		return 0;
+	if (dump.ids) {
+		for (__u32 number = 0; number < BRAID_DUMPED_IDS && number < dump.ids; number++) {
+			if (bpf_skb_load_bytes(skb, BRAID_ETHERNET + sizeof(dump) + number * sizeof(id), &id, sizeof(id)))
+				break;
+			rows += dump_overflow(id, rows);
+		}
+		return rows;
+	}
+	if (!dump.start)
+		apply_corrections();
+	for (__u32 place = 0; place < BRAID_DUMPED; place++)
+		rows += dump_place(dump.start + place, rows);
+	return rows;
 }

@@ -97,6 +97,8 @@ MAP(apps, BPF_MAP_TYPE_LRU_HASH, struct braid_app_key, struct braid_app, 4096, 0
 MAP(demands, BPF_MAP_TYPE_LRU_HASH, struct braid_demand_key, struct braid_demand, 16384, 0);
 MAP(affinities, BPF_MAP_TYPE_LRU_HASH, struct braid_affinity_key, struct braid_affinity_value, 16384, 0);
 MAP(datagrams, BPF_MAP_TYPE_LRU_HASH, struct braid_datagram_key, struct braid_flow, 16384, 0);
+/* Flows of unconnected datagrams that keep their source address. The daemon enters and removes them. */
+MAP(kept, BPF_MAP_TYPE_HASH, struct braid_datagram_key, struct braid_kept, BRAID_MAX_KEPT, BPF_F_NO_PREALLOC);
 MAP(signs, BPF_MAP_TYPE_ARRAY, __u32, struct braid_signs, BRAID_MAX_LINKS, 0);
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, BRAID_COUNTERS, 0);
 

@@ -6,7 +6,8 @@
  *   rewrite_out  packets of moved flows, at the egress of a device of Braid's own to which a routing rule leads them
  *   rewrite_in   packets that arrive over a link, and ICMP errors about packets of moved flows; also those of flows between other hosts that pass this one
  *
- * The daemon enters a flow, and agrees about it with the other host. A flow that is not entered is left alone.
+ * The daemon enters a flow, and agrees about it with the other host. A flow that is not entered is left alone. Of TCP, a socket's mark leads its packets to the
+ * device (depart.bpf.c); of UDP, a routing rule that names the flow's ports, since no program may mark such a socket from outside.
  */
 #include "late.h"
 
@@ -273,6 +274,27 @@ BRAID_INLINE _Bool is_of_tunnel(const __u32 *address)
 	return address[0] == bpf_htonl(0x01000000) && !address[1] && !address[2] && !(address[3] & bpf_htonl(0xfc000000));
 }
 
+/* Takes what the other host says in a datagram of the flow. Returns 0 if this is a datagram of its program. */
+static __attribute__((noinline)) int take_message(struct __sk_buff *skb, const struct packet *packet, struct braid_rewrite *entry)
+{
+	const struct braid_message expected = { .text = BRAID_MESSAGE };
+	struct braid_message message;
+
+	if (packet->key.protocol != IPPROTO_UDP || packet->fragment || packet->size != UDP_HEADER + sizeof(message) ||
+	    load(skb, packet->transport + UDP_HEADER, &message, sizeof(message)))
+		return 0;
+	for (int i = 0; i < sizeof(message.text); i++)
+		if (message.text[i] != expected.text[i])
+			return 0;
+	if (entry->device) {
+		entry->seen = bpf_ktime_get_coarse_ns();
+	} else if (message.proof[0] | message.proof[1]) {
+		entry->sent = bpf_ntohl(message.proof[0]);
+		entry->received = bpf_ntohl(message.proof[1]);
+	}
+	return 1;
+}
+
 SEC("classifier")
 int braid_rewrite_in(struct __sk_buff *skb)
 {
@@ -291,13 +313,13 @@ int braid_rewrite_in(struct __sk_buff *skb)
 		return is_of_tunnel(packet.key.client) ? TC_DROP : TC_NEXT;
 	if (entry->passes)
 		return pass(skb, &packet, entry);
+	/* Left to the kernel, it would be answered with a reset, which ends the flow. */
+	if ((entry->device && !may_arrive(skb, entry)) || take_message(skb, &packet, entry))
+		return TC_DROP;
 	if (!entry->device) {
 		entry->seen = bpf_ktime_get_coarse_ns();
 		return TC_NEXT;
 	}
-	/* Left to the kernel, it would be answered with a reset, which ends the flow. */
-	if (!may_arrive(skb, entry))
-		return TC_DROP;
 	if (is_refusal(&packet)) {
 		entry->refused |= BRAID_RESET;
 		return TC_DROP;

@@ -66,6 +66,23 @@ BRAID_INLINE _Bool is_marked(struct bpf_sock_addr *ctx)
 	return socket && is_ours(socket->mark);
 }
 
+/* Keeps the source address of a datagram whose flow has moved, or is about to leave a dead link. Returns whether it is such a one. */
+static __attribute__((noinline)) int keep_source(struct request *request, const struct braid_datagram_key *key)
+{
+	__u32 zero = 0;
+	const struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
+	const struct braid_kept *own;
+
+	if (!switches || !switches->rewrites)
+		return 0;
+	own = bpf_map_lookup_elem(&kept, key);
+	if (!own)
+		return 0;
+	__builtin_memcpy(request->source, own->source, sizeof(request->source));
+	request->kept = 1;
+	return 1;
+}
+
 /*
  * The slot through which this datagram leaves, or BRAID_NO_SLOT to leave it alone. Sets *verdict, which may fail the call. `fixed`: the program chose the
  * source address.
@@ -107,7 +124,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		__u32 slot = flow->slot & (BRAID_MAX_LINKS - 1);
 		__u32 usable = now->usable[request->family == 6];
 
-		if ((usable & (1u << slot)) && now->slots[slot].ifindex == flow->ifindex) {
+		if (keep_source(request, &key) || ((usable & (1u << slot)) && now->slots[slot].ifindex == flow->ifindex)) {
 			mark_socket(socket, &key, slot, flow->ifindex);
 			return slot;
 		}
@@ -147,6 +164,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		return request->slot;
 	}
 	fill(flow, now, request, key.socket, 0);
+	flow->local_port = socket->src_port;
 	request_counting();
 	count(BRAID_COUNT_STEERED);
 	return request->slot;
@@ -179,7 +197,7 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 		ctx->user_ip4 = request.loopback;
 		ctx->user_port = request.listener;
 	} else if (slot < BRAID_MAX_LINKS && now) {
-		ctx->msg_src_ip4 = now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)].source4;
+		ctx->msg_src_ip4 = request.kept ? request.source[3] : now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)].source4;
 	}
 	return verdict;
 }
@@ -243,6 +261,11 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 	slot = route_datagram(ctx, &request, &now, &verdict, fixed);
 	if (request.loopback) {
 		redirect_datagram6(ctx, &request);
+	} else if (request.kept) {
+		ctx->msg_src_ip6[0] = request.source[0];
+		ctx->msg_src_ip6[1] = request.source[1];
+		ctx->msg_src_ip6[2] = request.source[2];
+		ctx->msg_src_ip6[3] = request.source[3];
 	} else if (slot < BRAID_MAX_LINKS && now) {
 		const struct braid_slot *link = &now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)];
 

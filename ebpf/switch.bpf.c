@@ -632,7 +632,7 @@ BRAID_INLINE __u64 idle_time(const struct braid_flow *flow)
 
 /*
  * Prepares a forwarded flow for a dump: ends it if it was idle for too long, or else updates what it reserves. Returns 0 if the entry is no flow. Ended
- * flows are marked (BRAID_FLOW_MARKER): the daemon removes their entries, which an iterator cannot do.
+ * flows are marked (BRAID_FLOW_MARKER): the daemon removes their entries.
  */
 BRAID_INLINE _Bool tend(const struct braid_forward_key *key, struct braid_flow *flow, __u64 now)
 {
@@ -646,26 +646,7 @@ BRAID_INLINE _Bool tend(const struct braid_forward_key *key, struct braid_flow *
 	return 1;
 }
 
-/* Dumps the forwarded flows. */
-SEC("iter/bpf_map_elem")
-int braid_forwarded(struct bpf_iter__bpf_map_elem *ctx)
-{
-	struct seq_file *seq = output(ctx->meta);
-	struct braid_forward_key *key = ctx->key;
-	struct braid_flow *flow = ctx->value;
-	struct braid_flow_row row = {};
-
-	row.read_at = bpf_ktime_get_ns();
-	if (!key || !flow || !tend(key, flow, row.read_at))
-		return 0;
-	row.flow = *flow;
-	row.rx = row.flow.rx;
-	row.tx = row.flow.tx;
-	row.state = flow->protocol != IPPROTO_TCP ? 0 : flow->answered ? TCP_ESTABLISHED : TCP_SYN_SENT;
-	read_client(key, &row);
-	bpf_seq_write(seq, &row, sizeof(row));
-	return 0;
-}
+struct bpf_map;
 
 static long tend_one(struct bpf_map *map, struct braid_forward_key *key, struct braid_flow *flow, void *unused)
 {
@@ -675,8 +656,8 @@ static long tend_one(struct bpf_map *map, struct braid_forward_key *key, struct 
 }
 
 /*
- * Prepares a dump where iterators cannot be loaded, because the kernel has no BTF. The daemon runs this program, which is attached nowhere, then reads
- * the table itself. Nothing in this file but the iterator may depend on the kernel's types (CO-RE).
+ * Prepares a dump. The daemon runs this program, which is attached nowhere, then reads the table itself. Nothing in this file may depend on the kernel's types
+ * (CO-RE): a gateway needs no BTF.
  */
 SEC("classifier")
 int braid_tend(struct __sk_buff *skb)

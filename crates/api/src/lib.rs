@@ -40,7 +40,7 @@ pub use live::{
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementView, PolicyView, UtilityView, VirtualInterfaceView};
 pub use problem::{Finding, Problem};
-pub use relocation::{FlowEnds, MovedFlow, RewriteRequest, RewriteState, Rewritten, SequenceNumbers};
+pub use relocation::{FlowEnds, MovedFlow, MovedProtocol, RewriteRequest, RewriteState, Rewritten, SequenceNumbers};
 pub use rules::{ProgramRule, Reservation, Reserve, RuleChange};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
 pub use status::{Accepted, Battery, Counters, LateStatus, LinkMeasured, LinkProfile, LinkStatus, Status, VirtualInterfaceStatus};

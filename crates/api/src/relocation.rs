@@ -1,4 +1,4 @@
-//! Moved flows: running TCP flows whose packets have other addresses on the way than in their sockets.
+//! Moved flows: running flows whose packets have other addresses on the way than in their sockets.
 
 use std::net::SocketAddr;
 
@@ -16,13 +16,33 @@ pub struct FlowEnds {
     pub destination: SocketAddr,
 }
 
-/// A running TCP flow of this machine whose packets have other addresses on the way than in its socket.
+/// Protocol of a moved flow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MovedProtocol {
+    /// A TCP connection.
+    #[default]
+    Tcp,
+    /// An exchange of datagrams.
+    Udp,
+}
+
+impl MovedProtocol {
+    fn is_tcp(&self) -> bool {
+        *self == Self::Tcp
+    }
+}
+
+/// A running flow of this machine whose packets have other addresses on the way than in its socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MovedFlow {
     /// Addresses and ports in the socket.
     pub own: FlowEnds,
     /// Addresses and ports on the way. The other host must exchange them back.
     pub wire: FlowEnds,
+    /// Its protocol.
+    #[serde(default, skip_serializing_if = "MovedProtocol::is_tcp")]
+    pub protocol: MovedProtocol,
     /// Whether its packets from this machine are rewritten, too; else only those that arrive are. Ignored in requests.
     #[serde(default)]
     pub sends: bool,
@@ -36,8 +56,8 @@ pub struct MovedFlow {
     /// Rest of its lease. Ignored in requests.
     #[serde(default)]
     pub remaining_ms: u64,
-    /// The sequence numbers with which the connection began for the other end. If a request gives them, a flow that began with others is refused. Never in
-    /// answers.
+    /// The sequence numbers with which the connection began for the other end. If a request gives them, a flow that began with others is refused. For datagrams, the
+    /// two halves of the proof that the other end got, which whoever asks has checked. Never in answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numbers: Option<SequenceNumbers>,
 }
@@ -65,6 +85,10 @@ pub struct RewriteRequest {
     /// `true`: the flows that can be moved are; `false`: all are, or none.
     #[serde(default)]
     pub partial: bool,
+    /// `true`: nothing is moved. To each flow, which must be one of datagrams, a datagram with its `numbers` is sent with its own addresses. Braid at the other end takes it. Whoever
+    /// repeats the numbers later receives what is sent to these addresses.
+    #[serde(default)]
+    pub prove: bool,
 }
 
 /// Answer to a [`RewriteRequest`].

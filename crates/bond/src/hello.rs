@@ -20,6 +20,8 @@ pub(crate) const CONTROL: u64 = 1 << 2;
 pub(crate) const STEPS: u64 = 1 << 3;
 /// Capability: in these, the server takes requests to let flows to other hosts pass.
 pub(crate) const WAYPOINT: u64 = 1 << 4;
+/// Capability: in these, the server takes requests to move flows of datagrams.
+pub(crate) const DATAGRAMS: u64 = 1 << 5;
 /// Capabilities of this implementation, wherever it runs.
 pub(crate) const CAPABILITIES: u64 = SCHEDULING;
 /// The longest message.

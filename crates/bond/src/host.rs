@@ -27,7 +27,7 @@ pub use self::admission::refusals;
 use self::conn::{Conn, Stage, transport};
 pub use self::source::{Source, SourceLimiter, source, sources};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{BondId, CAPABILITIES, CONTROL, Hello, PACKETS, STEPS, Secret, VERSION, WAYPOINT};
+use crate::hello::{BondId, CAPABILITIES, CONTROL, DATAGRAMS, Hello, PACKETS, STEPS, Secret, VERSION, WAYPOINT};
 use crate::{Bond, Event, FlowKind, Limits, PathId, Side};
 
 /// Length of this host's connection IDs in bytes. IDs are random and unique within a host. They are not a secret: guessing one gives no access.
@@ -257,6 +257,14 @@ impl Host {
     /// Server: announces to the clients of later paths that it takes flows of this kind, which not every server does.
     pub fn offer(&mut self, kind: FlowKind) {
         self.offered |= capability(kind);
+        if kind == FlowKind::Control {
+            self.offered |= DATAGRAMS;
+        }
+    }
+
+    /// Client: whether the server of this bond moves flows of datagrams, too. `false` until a path has joined.
+    pub fn moves_datagrams(&self, bond: BondId) -> bool {
+        self.takes(bond, FlowKind::Control) && self.sessions.get(&bond).is_some_and(|session| session.capabilities & DATAGRAMS != 0)
     }
 
     /// Client: whether the server of this bond takes flows of this kind, which not every server does. `false` until a path has joined.

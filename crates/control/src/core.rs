@@ -404,6 +404,7 @@ impl<S: Steering> Core<S> {
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets, !self.in_force.confines(None)));
         let kept = self.keep_up(now);
         self.note_deaths(now);
+        let proofs = self.keep_proofs(now);
         self.find_moves(now);
         self.find_stuck(now);
         let waypoints = self.leave_silent_waypoints(now);
@@ -417,6 +418,7 @@ impl<S: Steering> Core<S> {
         let late = self.follow_late(now);
         context
             .and(late)
+            .and(proofs)
             .and(waypoints)
             .and(moves)
             .and(kept)

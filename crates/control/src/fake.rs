@@ -73,6 +73,8 @@ pub struct FakeSteering {
     pub fast: BTreeMap<FlowId, FastFlow>,
     /// The rewritten flows.
     pub rewrites: BTreeMap<Ends, Rewrite>,
+    /// Flows of datagrams that keep their source address.
+    pub kept: BTreeMap<(FlowId, SocketAddr), IpAddr>,
     /// Links whose packets are bound late.
     pub late: Option<LatePlan>,
     /// Flows whose sockets do not follow.
@@ -643,7 +645,13 @@ impl Steering for FakeSteering {
             claimed: self.claimed.get(ends).copied(),
             doublings: 2,
         };
-        Ok(self.rewrites.iter().filter(|(_, rewrite)| !rewrite.arrives).map(|(ends, _)| (*ends, moved(ends))).collect())
+        let own = |(ends, rewrite): (&Ends, &Rewrite)| match (rewrite.arrives, ends.protocol) {
+            (false, _) => Some(*ends),
+            // A flow of datagrams of which only arrivals are watched.
+            (true, Protocol::Udp) if rewrite.device.is_none() => Some(ends.reversed()),
+            _ => None,
+        };
+        Ok(self.rewrites.iter().filter_map(own).map(|ends| (ends, moved(&ends))).collect())
     }
 
     fn arrivals(&mut self, of: &[Ends]) -> Result<BTreeMap<Ends, Time>, SteeringError> {
@@ -656,8 +664,15 @@ impl Steering for FakeSteering {
         self.hastened.extend(sockets);
     }
 
-    fn send_keepalives(&mut self, segments: &[Keepalive]) {
-        self.keepalives.extend(segments.iter().cloned());
+    fn send_keepalives(&mut self, keepalives: &[Keepalive]) {
+        self.keepalives.extend(keepalives.iter().cloned());
+    }
+
+    fn keep_sources(&mut self, flows: &BTreeMap<(FlowId, SocketAddr), IpAddr>) -> Result<(), SteeringError> {
+        self.call("keep the addresses of datagrams")?;
+        self.kept = flows.clone();
+        self.changes += 1;
+        Ok(())
     }
 
     fn unmoved(&self) -> Option<String> {

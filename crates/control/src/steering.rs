@@ -555,7 +555,7 @@ pub struct MovedSocket {
     pub follows: bool,
     /// Whether the other host does not know the connection by its addresses on the way: it answered with a reset, which was dropped. Once it was read, it is `false` until the next reset.
     pub refused: bool,
-    /// The sequence numbers with which it began; `None`: they are not known yet.
+    /// The sequence numbers with which it began, or the proof that came last in a datagram; `None`: they are not known yet.
     pub numbers: Option<SequenceNumbers>,
     /// What a segment of it without data says; `None`: that is not known yet.
     pub segment: Option<Segment>,
@@ -637,7 +637,7 @@ pub struct Hasten {
     pub doublings: u32,
 }
 
-/// A segment of a running connection without data and with a byte number that was acknowledged: both ends of the connection ignore it (RFC 9293, 3.8.4).
+/// A packet of a running flow that no program gets, on a way that the flow may take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keepalive {
     /// Its addresses and ports.
@@ -647,8 +647,21 @@ pub struct Keepalive {
     /// Its firewall mark.
     pub mark: u32,
     /// What it says.
-    pub segment: Segment,
+    pub content: Content,
 }
+
+/// What a [`Keepalive`] says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A segment without data and with a byte number that was acknowledged: both ends of the connection ignore it (RFC 9293, 3.8.4).
+    Segment(Segment),
+    /// A datagram that Braid at the other end takes (`BRAID_MESSAGE`): it proves to the host that repeats these numbers later that it receives the flow's datagrams. `None`:
+    /// it only shows that its way passes datagrams.
+    Datagram(Option<SequenceNumbers>),
+}
+
+/// Maximum number of flows of datagrams of this machine that move, or may move at any time. Each has a routing rule while it has moved.
+pub const MAX_DATAGRAM_FLOWS: usize = 64;
 
 /// Maximum number of entries of [`Steering::set_rewrites`].
 pub const MAX_REWRITES: usize = 65_536;
@@ -792,15 +805,18 @@ pub trait Steering {
     fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError>;
     /// Makes these the rewritten flows, and no others, by the addresses and ports of their packets before. At most [`MAX_REWRITES`]; the rest are ignored.
     fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError>;
-    /// The rewritten flows, by what leaves. `fresh`: looks for their sockets now; those that are not there have no `numbers`.
+    /// The rewritten flows, by what leaves, and flows of datagrams of which only arrivals are watched. `fresh`: looks for their sockets now; connections that are not there have no `numbers`.
     fn moved_sockets(&mut self, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError>;
     /// When the last packet arrived with these addresses, of those that [`set_rewrites`](Self::set_rewrites) was called with for packets that arrive.
     fn arrivals(&mut self, of: &[Ends]) -> Result<BTreeMap<Ends, Time>, SteeringError>;
     /// Tells sockets of this machine that the host at the other end was unreachable. Each time TCP takes back a doubling of its retransmission timer, and sends
     /// again at once if the shorter time has passed (RFC 6069). What the system refuses counts as lost.
     fn hasten(&mut self, sockets: &[Hasten]);
-    /// Sends segments. What the system refuses counts as lost.
-    fn send_keepalives(&mut self, segments: &[Keepalive]);
+    /// Sends such packets. What the system refuses counts as lost.
+    fn send_keepalives(&mut self, keepalives: &[Keepalive]);
+    /// Datagrams of these sockets to these destinations keep this source address, whatever becomes of its link; others do not. Of sockets that are not connected.
+    /// At most [`MAX_DATAGRAM_FLOWS`]; the rest are ignored.
+    fn keep_sources(&mut self, flows: &BTreeMap<(FlowId, SocketAddr), IpAddr>) -> Result<(), SteeringError>;
     /// Binds the packets of these links late, and of no others; `None`: of none. What waits then leaves at once.
     fn set_late(&mut self, plan: Option<&LatePlan>) -> Result<(), SteeringError>;
     /// What waits for a link; `None` while nothing is bound late.

@@ -610,7 +610,7 @@ impl Daemon<'_> {
                     self.state_store.keep(&mut self.core, now(), unix());
                     self.keep_pins();
                     self.peers.sweep();
-                    let done = self.core.set_movers(now(), self.peers.movers());
+                    let done = self.core.set_movers(now(), self.peers.movers(false), self.peers.movers(true));
                     self.log_and_retry(STEERING, done);
                     release_code_pages();
                     if let Err(error) = background::bound_log() {

@@ -86,11 +86,11 @@ impl Daemon<'_> {
                 self.peers.on_packets_refused(&name, host);
                 Ok(())
             }
-            Change::Mover { recipient, ready } => {
+            Change::Mover { recipient, ready, datagrams } => {
                 tracing::info!(?recipient, ready, "a server or relay takes requests to move direct flows, or takes them no more");
-                self.peers.note_mover(&recipient, ready);
+                self.peers.note_mover(&recipient, ready, datagrams);
                 self.core.set_waypoints(self.peers.waypoints());
-                self.core.set_movers(now(), self.peers.movers())
+                self.core.set_movers(now(), self.peers.movers(false), self.peers.movers(true))
             }
             Change::Passage { number, near, far } => self.core.on_way(now(), number, near, far),
             Change::MoveBlocked { number, reasons } => self.core.on_move_blocked(now(), number, reasons),

@@ -111,6 +111,8 @@ pub enum Change {
         recipient: Recipient,
         /// Whether it takes them.
         ready: bool,
+        /// Whether it takes those about flows of datagrams.
+        datagrams: bool,
     },
     /// A relay lets the flow of a [`MoveOrder`] pass.
     Passage {
@@ -486,9 +488,9 @@ impl Peers {
     }
 
     /// Notes whether a server or a relay takes requests to move flows.
-    pub fn note_mover(&mut self, recipient: &Recipient, ready: bool) {
+    pub fn note_mover(&mut self, recipient: &Recipient, ready: bool, datagrams: bool) {
         match recipient {
-            Recipient::Host(host) => self.servers.note_mover(*host, ready),
+            Recipient::Host(host) => self.servers.note_mover(*host, ready, datagrams),
             Recipient::Waypoint(name) => drop(self.relays.get_mut(name).map(|known| known.passes = ready)),
         }
     }
@@ -498,9 +500,9 @@ impl Peers {
         self.relays.iter().filter(|(_, known)| known.passes).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Servers that take requests to move flows.
-    pub fn movers(&self) -> BTreeSet<IpAddr> {
-        self.servers.movers()
+    /// Servers that take requests to move flows. `datagrams`: only those that move flows of datagrams.
+    pub fn movers(&self, datagrams: bool) -> BTreeSet<IpAddr> {
+        self.servers.movers(datagrams)
     }
 
     /// Starts bonds to these servers, or keeps them: they may be asked to move direct flows.

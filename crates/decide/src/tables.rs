@@ -8,6 +8,7 @@
 //! | 32763 | `from ADDR lookup V`, `oif DEVICE lookup V` | programs that use the virtual interface or its address (`platform` adds them) |
 //! | 32763 | `iif LAN fwmark CARRIER lookup` a table that makes everything local | what the daemon takes from the gateway's clients |
 //! | 32763 | `fwmark DEPARTURE lookup` a table with a device of Braid | moved flows: their packets are rewritten there, and leave over any link |
+//! | 32763 | `to ADDR ipproto udp sport PORT dport PORT lookup` such a table | moved flows of datagrams, whose sockets cannot be marked |
 //! | 32763 | `from ADDR fwmark MOVED unreachable` | IPv4: a connect that moves to another link must find that its old source address has no route |
 //! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets need one lookup; a TCP connect makes three |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes take precedence over the links' default routes |
@@ -23,9 +24,11 @@
 //! Braid's rules.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use braid_model::{Family, LinkFacts, LinkIndex, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+use braid_model::{
+    Family, FlowPorts, LinkFacts, LinkIndex, NetworkSnapshot, NextHop, Protocol, RouteFacts, RouteKind, RuleAction, RuleFacts,
+};
 use ipnet::IpNet;
 
 /// Marks Braid's rules and routes in the kernel (`rtm_protocol`, `FRA_PROTOCOL`).
@@ -89,6 +92,8 @@ pub const DEPARTURE_MARK: u32 = MARK_BASE | 0xFB;
 pub const DEPARTURE_DEVICE: &str = "braid-moves";
 /// The table for such packets.
 const DEPARTURE_TABLE: u32 = TABLE_BASE + TABLES - 4;
+/// The same for datagrams of sockets that leave the choice of their source address to the route.
+const DATAGRAM_TABLE: u32 = TABLE_BASE + TABLES - 5;
 /// The loopback device, the first of every network namespace.
 const LOOPBACK: LinkIndex = LinkIndex(1);
 
@@ -134,10 +139,30 @@ pub fn departures(family: Family, device: LinkIndex) -> (RuleFacts, RouteFacts) 
     marked((family, DEPARTURE_MARK), PRIORITY_SHARED_SUBNET, DEPARTURE_TABLE, device)
 }
 
+/// The rule and the route that send datagrams from `source` to `destination` over the device with this index, which is [`DEPARTURE_DEVICE`]. `chosen`: their socket has
+/// no source address, so that the route chooses it: all such flows of a family have the same one.
+pub fn departing_datagrams(source: SocketAddr, destination: SocketAddr, chosen: bool, device: LinkIndex) -> (RuleFacts, RouteFacts) {
+    let family = Family::of(source.ip());
+    let table = if chosen { DATAGRAM_TABLE } else { DEPARTURE_TABLE };
+    let rule = RuleFacts {
+        source: (!chosen).then(|| source.ip().into()),
+        destination: Some(destination.ip().into()),
+        ports: Some(FlowPorts { protocol: Protocol::Udp, source: source.port(), destination: destination.port() }),
+        conditional: true,
+        ..rule(family, PRIORITY_SHARED_SUBNET, table)
+    };
+    (rule, RouteFacts { source: chosen.then(|| source.ip()), ..only_route(family, table, device) })
+}
+
 /// The rule for packets of this family with this mark, and the only route of its table.
 fn marked((family, mark): (Family, u32), priority: u32, table: u32, device: LinkIndex) -> (RuleFacts, RouteFacts) {
     let rule = RuleFacts { mark: Some((mark, u32::MAX)), ..rule(family, priority, table) };
-    let route = RouteFacts {
+    (rule, only_route(family, table, device))
+}
+
+/// A route to everything over this device.
+fn only_route(family: Family, table: u32, device: LinkIndex) -> RouteFacts {
+    RouteFacts {
         table,
         destination: everything(family),
         kind: RouteKind::Unicast,
@@ -146,8 +171,7 @@ fn marked((family, mark): (Family, u32), priority: u32, table: u32, device: Link
         source: None,
         conditional: false,
         ours: true,
-    };
-    (rule, route)
+    }
 }
 
 /// The prefix of the default route.
@@ -355,6 +379,7 @@ pub fn rule(family: Family, priority: u32, table: u32) -> RuleFacts {
     RuleFacts {
         family,
         priority,
+        ports: None,
         source: None,
         destination: None,
         mark: None,

@@ -258,7 +258,7 @@ pub enum Affinity {
     Application,
 }
 /// The sequence numbers with which a TCP connection began, as one end knows them. Both ends know them and hardly anybody else, so they prove that two hosts mean
-/// the same connection.
+/// the same connection. Of a flow of datagrams, the two halves of what the other host has sent to the flow's own addresses to prove the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceNumbers {
     /// Of the first byte that this end sent, or of its SYN, which is one less.

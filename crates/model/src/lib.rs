@@ -24,6 +24,6 @@ pub use flow::{Affinity, Direction, FlowId, PerDirection, Protocol, SequenceNumb
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
 pub use link_set::{LinkSet, MAX_LINKS};
 pub use mac::{Mac, NoMac};
-pub use network::{NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+pub use network::{FlowPorts, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 pub use text::{printable, steers};
 pub use units::{ByteCount, Rate, Time, UnitError};

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::{Family, LinkFacts, LinkIndex};
+use crate::{Family, LinkFacts, LinkIndex, Protocol};
 
 /// The kernel's interfaces and routing configuration at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -74,6 +74,17 @@ impl RouteFacts {
     }
 }
 
+/// Protocol and ports of a flow, in one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowPorts {
+    /// Transport protocol.
+    pub protocol: Protocol,
+    /// Source port.
+    pub source: u16,
+    /// Destination port.
+    pub destination: u16,
+}
+
 /// One next hop of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
@@ -117,6 +128,8 @@ pub struct RuleFacts {
     pub input: Option<String>,
     /// Matches only packets of sockets bound to this device.
     pub output: Option<String>,
+    /// Matches only packets of a flow with this protocol and these ports. Such a rule is also [`conditional`](Self::conditional).
+    pub ports: Option<FlowPorts>,
     /// The rule has other selectors (type of service, ports, user, protocol, l3mdev, tunnel), so Braid cannot predict whether it matches.
     pub conditional: bool,
     /// The rule matches the packets that its selectors do not match.

@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 
-use braid_control::steering::{Ends, Keepalive, Port, PortSide, Rewrite, Segment, Steering};
+use braid_control::steering::{Content, Ends, Keepalive, Port, PortSide, Rewrite, Steering};
 use braid_decide::tables::{self, DEPARTURE_DEVICE, DEPARTURE_MARK};
 use braid_model::{Family, Protocol};
 use braid_platform::linux::bpf::BpfSteering;
@@ -60,7 +60,7 @@ impl Host {
             assert!((600_000..=600_001).contains(&last.wrapping_sub(first)), "{segment:?} {numbers:?}");
         }
         assert!(segment.window > 0);
-        self.steering.send_keepalives(&[Keepalive { segment, ..keepalive }]);
+        self.steering.send_keepalives(&[Keepalive { content: Content::Segment(segment), ..keepalive }]);
     }
 }
 
@@ -167,10 +167,7 @@ fn a_running_flow_moves_to_another_link_whose_own_link_then_ends() {
         let (device, leaves, way) = (new.clone(), here[0].0, there[1].0);
         let near = world.client.run(move || {
             let mut near = near;
-            near.test(
-                leaves,
-                Keepalive { way, device, mark: tables::mark(to), segment: Segment { unacknowledged: 0, expected: 0, window: 0 } },
-            );
+            near.test(leaves, Keepalive { way, device, mark: tables::mark(to), content: Content::Datagram(None) });
             near
         });
         let far = world.server.run(move || {

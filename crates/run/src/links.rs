@@ -377,6 +377,7 @@ pub(super) mod tests {
     fn a_strict_filter_leaves_the_best_link_and_links_with_a_source_rule() {
         let mut network = network(3);
         let rule = braid_model::RuleFacts {
+            ports: None,
             family: Family::V4,
             priority: 100,
             source: Some("10.0.3.2/32".parse().unwrap()),

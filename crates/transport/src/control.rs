@@ -16,7 +16,24 @@ pub const MAX_FLOWS: usize = 256;
 /// Time for an answer. The server's daemon may have to make a device first.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A running TCP flow between the client and the server, outside the bond.
+/// Protocol of a flow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlowProtocol {
+    /// A TCP connection.
+    #[default]
+    Tcp,
+    /// An exchange of datagrams.
+    Udp,
+}
+
+impl FlowProtocol {
+    fn is_tcp(&self) -> bool {
+        *self == Self::Tcp
+    }
+}
+
+/// A running flow between the client and the server, outside the bond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerFlow {
@@ -26,9 +43,12 @@ pub struct PeerFlow {
     pub server: SocketAddr,
     /// Address and port of the client on the way, as it has them itself.
     pub via: SocketAddr,
-    /// Sequence number of the first byte that the client sent, or of its SYN.
+    /// Its protocol.
+    #[serde(default, skip_serializing_if = "FlowProtocol::is_tcp")]
+    pub protocol: FlowProtocol,
+    /// Sequence number of the first byte that the client sent, or of its SYN. Of datagrams: the first half of the proof that the server sent last.
     pub sent: u32,
-    /// Sequence number of the first byte that the client received.
+    /// Sequence number of the first byte that the client received. Of datagrams: the second half of the proof.
     pub received: u32,
 }
 
@@ -50,6 +70,8 @@ pub enum MoveStep {
     /// It accepts and sends them.
     #[default]
     Move,
+    /// It sends proofs to the own addresses of flows of datagrams, and moves nothing.
+    Prove,
 }
 
 /// A client's request: its flows use another path, or their own addresses again.

@@ -22,6 +22,11 @@ impl Client {
         self.with_bond(|host, bond| host.takes(bond, FlowKind::Control))
     }
 
+    /// Whether the server moves flows of datagrams. `false` until a path is up.
+    pub fn moves_datagrams(&self) -> bool {
+        self.with_bond(|host, bond| host.moves_datagrams(bond))
+    }
+
     /// Whether the server lets flows to other hosts pass. `false` until a path is up.
     pub fn is_waypoint(&self) -> bool {
         self.with_bond(|host, bond| host.is_waypoint(bond))

@@ -228,7 +228,8 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
             (None, Policy::local(Vec::new(), own, ports, address.port()))
         }
     };
-    let control = options.mover.map(|mover| ControlServer::new(mover, driver.clone(), tunnels.clone(), options.waypoints, passes));
+    let serve = |mover| ControlServer::new(mover, driver.clone(), tunnels.clone(), options.waypoints, passes);
+    let control = options.mover.map(serve).transpose()?;
     let mut relay = Relay {
         driver,
         worker,

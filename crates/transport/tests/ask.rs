@@ -14,7 +14,7 @@ use braid_peer::limits::Limits;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
-use braid_transport::control::{MoveStep, Passage, PassingFlow, PeerFlow};
+use braid_transport::control::{FlowProtocol, MoveStep, Passage, PassingFlow, PeerFlow};
 use braid_transport::relay::{self, ArrivalResult, FlowToMove, MoveResult, Mover, Options, Reach};
 use braid_transport::{ControlFlow, ResetCode};
 use tokio::net::{TcpListener, UdpSocket};
@@ -295,6 +295,7 @@ async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
         client: client.parse().unwrap(),
         server: "127.0.0.1:80".parse().unwrap(),
         via: "127.0.7.7:5001".parse().unwrap(),
+        protocol: FlowProtocol::Tcp,
         sent: 1,
         received: 2,
     };
@@ -437,6 +438,7 @@ async fn a_server_moves_flows_to_the_waypoints_that_it_names_only_and_is_none_fo
         client: "127.0.0.1:5000".parse().unwrap(),
         server: "127.0.0.1:80".parse().unwrap(),
         via: via.parse().unwrap(),
+        protocol: FlowProtocol::Tcp,
         sent: 1,
         received: 2,
     };

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use braid_api::{FlowEnds, MovedFlow, RewriteRequest, RewriteState, Rewritten, SequenceNumbers};
-use braid_transport::control::MoveStep;
+use braid_api::{FlowEnds, MovedFlow, MovedProtocol, RewriteRequest, RewriteState, Rewritten, SequenceNumbers};
+use braid_transport::control::{FlowProtocol, MoveStep};
 use braid_transport::relay::{ArrivalResult, FlowToMove, MoveResult, Mover};
 
 use crate::client;
@@ -42,10 +42,22 @@ fn post<'a>(
     lease: Option<Duration>,
     sends: bool,
 ) -> Result<Vec<RewriteState>, String> {
-    let lease_ms = lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
-    let request = RewriteRequest { flows: flows.into_iter().map(moved).collect(), lease_ms, sends, partial: true };
+    let request =
+        RewriteRequest { flows: flows.into_iter().map(moved).collect(), lease_ms: millis(lease), sends, partial: true, prove: false };
     let done: Rewritten = client::send(socket, "/v1/rewrites", &request).map_err(|error| error.to_string())?;
     Ok(done.flows)
+}
+
+fn millis(lease: Option<Duration>) -> Option<u64> {
+    lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Sends proofs to the own addresses of flows of datagrams.
+fn prove(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>) -> Result<BTreeMap<usize, String>, String> {
+    let flows = flows.iter().map(moved).collect();
+    let request = RewriteRequest { flows, lease_ms: millis(lease), sends: false, partial: true, prove: true };
+    let done: Rewritten = client::send(socket, "/v1/rewrites", &request).map_err(|error| error.to_string())?;
+    Ok(done.flows.into_iter().enumerate().filter_map(|(place, state)| Some((place, state.refused?))).collect())
 }
 
 /// The client accepts rewritten packets already. So this host may send such as soon as it accepts them itself.
@@ -54,6 +66,9 @@ fn rewrite(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>, step: M
         let states = post(socket, places.iter().map(|place| &flows[*place]), lease, sends)?;
         Ok(places.iter().copied().zip(states).collect())
     };
+    if step == MoveStep::Prove {
+        return prove(socket, flows, lease);
+    }
     let mut refused = BTreeMap::new();
     let mut left: Vec<usize> = (0..flows.len()).collect();
     if lease.is_none() {
@@ -94,6 +109,7 @@ fn moved(flow: &FlowToMove) -> MovedFlow {
     MovedFlow {
         own: ends(flow.own),
         wire: ends(flow.wire),
+        protocol: if flow.protocol == FlowProtocol::Udp { MovedProtocol::Udp } else { MovedProtocol::Tcp },
         sends: false,
         active: false,
         remaining_ms: 0,

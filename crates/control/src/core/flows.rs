@@ -151,6 +151,7 @@ impl<S: Steering> Core<S> {
     /// Processes the result of a poll. `now` is the current time, not the start of the poll.
     pub fn end_poll(&mut self, now: Time, dumped: S::Dumped) -> Result<(), SteeringError> {
         let mut rows = self.steering.end_dump(now, dumped)?;
+        self.place_datagrams(&mut rows);
         let ended = self.take_accepted(now, &mut rows);
         // Flows that ended meanwhile are counted already.
         rows.retain(|row| self.ended.get(&living::key(row)) != Some(&row.started));

@@ -20,9 +20,10 @@ use super::relocated::MovedFlow;
 use super::timeouts::RETRY;
 use crate::RequestError;
 use crate::links::Link;
-use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
+use crate::steering::{Ends, FlowRow, MovedSocket, RedirectedFlow, Steering, SteeringError};
 
 mod accepted;
+mod datagrams;
 mod explained;
 mod leaving;
 
@@ -94,6 +95,8 @@ pub enum MoveStep {
     Test,
     /// It goes on to do both.
     Renew,
+    /// It sends proofs to the own addresses of flows of datagrams.
+    Prove,
 }
 
 /// A flow of a [`MoveOrder`].
@@ -103,7 +106,7 @@ pub struct OrderedFlow {
     pub own: Ends,
     /// This machine's address and port on the way, as the recipient is to see them.
     pub via: SocketAddr,
-    /// The sequence numbers with which it began; zero for a waypoint, which does not see them.
+    /// The sequence numbers with which it began, or the proof of a flow of datagrams; zero for a waypoint, which does not see them, and where a proof is asked for.
     pub numbers: SequenceNumbers,
     /// If it passes a waypoint: that host's address and port towards the destination; `None`: it has none yet.
     pub far: Option<SocketAddr>,
@@ -126,6 +129,8 @@ pub(super) struct Moving {
     /// Ways that drop packets of connections whose start they did not see: from an address of this machine, and so for one network, to a service, since firewalls
     /// judge by the port of the service too.
     blocked: BTreeMap<Judged, Blocked>,
+    /// Flows of datagrams.
+    datagrams: datagrams::Datagrams,
     /// Hosts whose connections to this machine the steering lists.
     openers: Vec<(IpNet, bool)>,
     /// Flows look for another way at once, because theirs has turned out to be blocked.
@@ -332,9 +337,9 @@ impl<S: Steering> Core<S> {
         self.moving.waypoints = relays;
     }
 
-    /// Sets the hosts that take requests to move flows.
-    pub fn set_movers(&mut self, now: Time, hosts: BTreeSet<IpAddr>) -> Result<(), SteeringError> {
-        self.moving.hosts = if self.config.moves { hosts } else { BTreeSet::new() };
+    /// Sets the hosts that take requests to move flows, and those of them that move flows of datagrams, too.
+    pub fn set_movers(&mut self, now: Time, hosts: BTreeSet<IpAddr>, datagrams: BTreeSet<IpAddr>) -> Result<(), SteeringError> {
+        (self.moving.hosts, self.moving.datagrams.hosts) = if self.config.moves { (hosts, datagrams) } else { Default::default() };
         self.update_openers(now)?;
         self.update_relocated(now)?;
         self.step_moving(now)
@@ -486,7 +491,7 @@ impl<S: Steering> Core<S> {
     /// Checks whether a flow can move.
     fn plan_move(&self, now: Time, row: &FlowRow, to: Goal) -> Result<Plan, String> {
         if !can_move(row) {
-            return Err("only established TCP connections of this machine's programs can move".to_owned());
+            return Err("only established TCP connections and flows of datagrams of this machine's programs can move".to_owned());
         }
         let own = Ends::of(row);
         let host = own.destination.ip();
@@ -496,6 +501,7 @@ impl<S: Steering> Core<S> {
                  other host cannot change its link"
             ));
         }
+        self.moving.datagrams.check(&own)?;
         let known = self.moving.flows.get(&own);
         if self.is_moved_by_others(now, row) {
             return Err("the other host, or a program, moves it already".to_owned());
@@ -516,6 +522,9 @@ impl<S: Steering> Core<S> {
             }
         }
         let Goal::Link(slot) = to else {
+            if own.protocol == Protocol::Udp {
+                return Err(format!("{BLOCKED}, and only TCP goes on inside the bond"));
+            }
             let tunnel = self.moving.tunnels.get(&host).ok_or_else(|| format!("{BLOCKED}, and {host} takes no packets over its bond"))?;
             let [source, destination] = [End::Client, End::Server].map(|end| tunnel.address(end, row.family));
             let wire = Ends {
@@ -560,6 +569,9 @@ impl<S: Steering> Core<S> {
     fn request_way(&mut self, now: Time, row: &FlowRow, slot: Option<usize>, relay: &str) -> Result<(), String> {
         self.plan_move(now, row, Goal::Home)?;
         let own = Ends::of(row);
+        if own.protocol == Protocol::Udp {
+            return Err("only TCP connections pass a waypoint".to_owned());
+        }
         if !self.moving.waypoints.contains(relay) {
             return Err(format!(
                 "{relay} is no waypoint: a waypoint is a relay that this machine has joined, with \"braid relay --waypoint\" beside a daemon"
@@ -666,6 +678,9 @@ impl<S: Steering> Core<S> {
             return Ok(());
         }
         let Some((flows, recipient)) = asked else { return Ok(()) };
+        if self.on_proofs(now, number, &flows, &answer) {
+            return Ok(());
+        }
         let (mut renewed, mut failed) = (Vec::new(), Vec::new());
         let mut next: BTreeMap<(Recipient, Option<usize>, MoveStep), Vec<OrderedFlow>> = BTreeMap::new();
         for (place, own) in flows.iter().enumerate() {
@@ -890,7 +905,11 @@ impl<S: Steering> Core<S> {
             match flow.stage {
                 _ if !leased => failed.push((*own, "the other host no longer rewrites its packets, or its lease ended".to_owned())),
                 Stage::Preparing(until) => {
-                    if let Some(numbers) = active.get(own).and_then(|socket| socket.numbers) {
+                    let numbers_of = |socket: &MovedSocket| match own.protocol {
+                        Protocol::Udp => self.moving.datagrams.proof(own),
+                        _ => socket.numbers,
+                    };
+                    if let Some(numbers) = active.get(own).and_then(numbers_of) {
                         (flow.numbers, flow.stage) = (Some(numbers), Stage::Asked(now + ANSWER));
                         let recipient = flow.recipient();
                         if let Some((slot, ordered)) = flow.ordered(own, &recipient) {
@@ -973,5 +992,10 @@ fn quoted(who: &str, reason: &str) -> String {
 
 /// Whether a flow is one that its other host could help to move.
 fn can_move(row: &FlowRow) -> bool {
-    row.protocol == Protocol::Tcp && !row.forwarded && !row.connecting && !row.moving && !row.local.0.is_unspecified() && row.local.1 != 0
+    (row.protocol == Protocol::Tcp || datagrams::is_movable(row))
+        && !row.forwarded
+        && !row.connecting
+        && !row.moving
+        && !row.local.0.is_unspecified()
+        && row.local.1 != 0
 }

@@ -44,7 +44,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Updates rules, routes, and the prefixes that the kernel may steer.
-    fn update_tables(&mut self, now: Time) -> Result<(), SteeringError> {
+    pub(super) fn update_tables(&mut self, now: Time) -> Result<(), SteeringError> {
         let steered: BTreeMap<_, _> =
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(index, link)| (index, link.slot)).collect();
         let mut plan = tables::plan(&self.network, &steered);

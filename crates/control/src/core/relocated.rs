@@ -1,12 +1,11 @@
-//! Moved flows: running TCP flows of this machine whose packets have other addresses on the way than in their sockets (mirrored rewriting; Yap's thesis,
-//! 2.3.2). Programs with the right to change things ask for them over the API, and so do `moving` here and the relay of a server, for a limited time; the other
+//! Moved flows: running flows of this machine whose packets have other addresses on the way than in their sockets (mirrored rewriting; Yap's thesis, 2.3.2). Programs with the right to change things ask for them over the API, and so do `moving` here and the relay of a server, for a limited time; the other
 //! host must rewrite the packets back.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use braid_api::{FlowEnds, RewriteRequest, RewriteState, Rewritten};
+use braid_api::{FlowEnds, MovedProtocol, RewriteRequest, RewriteState, Rewritten};
 use braid_decide::policy::AppRule;
 use braid_decide::tables::{self, DEPARTURE_DEVICE, LATE_DEVICE, PACKET_DEVICE};
 use braid_decide::tunnel::{self, Tunnel};
@@ -17,7 +16,8 @@ use super::gateway::allowed_links;
 use super::timeouts::RETRY;
 use crate::RequestError;
 use crate::steering::{
-    Ends, FlowRow, Hasten, Keepalive, MAX_REWRITES, MovedSocket, Port, PortSide, RedirectedFlow, Rewrite, Steering, SteeringError,
+    Content, Ends, FlowRow, Hasten, Keepalive, MAX_DATAGRAM_FLOWS, MAX_REWRITES, MovedSocket, Port, PortSide, RedirectedFlow, Rewrite,
+    Steering, SteeringError,
 };
 
 /// The longest time for which a program may move a flow without asking again.
@@ -104,6 +104,20 @@ pub(super) enum RelocationError {
     /// There are too many.
     #[error("{} flows are moved already, or were a moment ago", MAX_REWRITES / 3)]
     Full,
+    /// There are too many flows of datagrams.
+    #[error("{MAX_DATAGRAM_FLOWS} flows of datagrams are moved already, or were a moment ago")]
+    Datagrams,
+    /// No socket receives its datagrams, or none whose way a routing rule may choose.
+    #[error("no socket of this machine receives the datagrams to {0}, or its program has bound it to a device or marked it")]
+    NoSocket(SocketAddr),
+    /// The system chooses the source addresses of such flows.
+    #[error(
+        "flows of datagrams to another address of this machine than {0} are moved already, and their sockets need not have a source address"
+    )]
+    OtherSource(IpAddr),
+    /// Only connections can do that.
+    #[error("only flows of datagrams are proved so, and only TCP connections pass waypoints and tunnels")]
+    Connections,
     /// It is named twice.
     #[error("the flow from {0} is named twice")]
     Twice(SocketAddr),
@@ -122,9 +136,13 @@ impl RelocationError {
 impl From<RelocationError> for RequestError {
     fn from(error: RelocationError) -> Self {
         match error {
-            RelocationError::Taken(..) | RelocationError::Full | RelocationError::Stranger(..) | RelocationError::Own(_) => {
-                Self::conflict("Not moved", error.to_string())
-            }
+            RelocationError::Taken(..)
+            | RelocationError::Full
+            | RelocationError::Datagrams
+            | RelocationError::NoSocket(_)
+            | RelocationError::OtherSource(_)
+            | RelocationError::Stranger(..)
+            | RelocationError::Own(_) => Self::conflict("Not moved", error.to_string()),
             RelocationError::Unsupported(_) => Self::failed("Not moved", error.to_string()),
             _ => Self::unclear(error.to_string()),
         }
@@ -152,6 +170,10 @@ pub(super) struct Relocated {
     rewrites: BTreeMap<Ends, Rewrite>,
     /// Flows whose sequence numbers are being read.
     reading: BTreeSet<Ends>,
+    /// Flows of datagrams to whose own addresses proofs may come.
+    pub(super) watched: BTreeSet<Ends>,
+    /// Flows of datagrams that routing rules lead to the device; and whether the route chooses their source address.
+    led: BTreeMap<Ends, bool>,
     /// The last list of flows for checks, until the next poll.
     listed: Option<(Time, BTreeMap<Ends, FlowRow>)>,
     /// When to update it: a lease ends, or something is to be tried again.
@@ -176,6 +198,8 @@ struct Entry {
     numbers: Option<SequenceNumbers>,
     /// It passes this machine: no socket has `own`.
     passes: bool,
+    /// It is a flow of datagrams whose socket may have no source address: not this machine has opened it.
+    chosen: bool,
 }
 
 /// The outcome of a request.
@@ -244,6 +268,20 @@ struct Way {
     bare: bool,
 }
 
+/// Number of flows of datagrams.
+fn datagrams(flows: &BTreeMap<Ends, Entry>) -> usize {
+    flows.keys().filter(|own| own.protocol == Protocol::Udp).count()
+}
+
+/// Whether the route would choose another source address than this flow's, because it already chooses that of others.
+fn chooses_other(flows: &BTreeMap<Ends, Entry>, own: &Ends) -> bool {
+    let source = own.source.ip();
+    let is_other = |(known, entry): (&Ends, &Entry)| {
+        entry.chosen && known.source.ip() != source && Family::of(known.source.ip()) == Family::of(source)
+    };
+    flows.iter().any(is_other)
+}
+
 impl Relocated {
     /// When it must be updated.
     pub(super) fn due(&self) -> Option<Time> {
@@ -278,6 +316,7 @@ impl<S: Steering> Core<S> {
         let view = |(own, entry): (&Ends, &Entry)| braid_api::MovedFlow {
             own: ends(own),
             wire: ends(&entry.wire),
+            protocol: if own.protocol == Protocol::Udp { MovedProtocol::Udp } else { MovedProtocol::Tcp },
             sends: entry.sends_by == Some(entry.wire),
             active: active.contains_key(own) || self.is_passed(own),
             passes: entry.passes,
@@ -334,16 +373,20 @@ impl<S: Steering> Core<S> {
 
     /// `POST /v1/rewrites`.
     pub fn rewrite(&mut self, now: Time, request: &RewriteRequest) -> Result<Rewritten, RequestError> {
-        let ends = |ends: FlowEnds| Ends { protocol: Protocol::Tcp, source: ends.source, destination: ends.destination };
+        let ends = |ends: FlowEnds, protocol| {
+            let protocol = if protocol == MovedProtocol::Udp { Protocol::Udp } else { Protocol::Tcp };
+            Ends { protocol, source: ends.source, destination: ends.destination }
+        };
         let of = |numbers: &braid_api::SequenceNumbers| SequenceNumbers { sent: numbers.sent, received: numbers.received };
         let moved = |flow: &braid_api::MovedFlow| MovedFlow {
-            own: ends(flow.own),
-            wire: ends(flow.wire),
+            own: ends(flow.own, flow.protocol),
+            wire: ends(flow.wire, flow.protocol),
             numbers: flow.numbers.as_ref().map(of),
             passes: flow.passes,
         };
         let flows: Vec<_> = request.flows.iter().map(moved).collect();
         let (mut done, verb) = match request.lease_ms {
+            _ if request.prove => (Relocation { refused: self.send_proofs(now, &flows), applied: Ok(()) }, "have proofs under way"),
             Some(lease) => {
                 let lease = Duration::from_millis(lease);
                 let done = self.relocate_if(now, &flows, request.sends, lease, Some(request.partial)).map_err(RequestError::from)?;
@@ -419,8 +462,15 @@ impl<S: Steering> Core<S> {
                 Err(error) => Err(error),
                 Ok(()) if request.is_some() && self.keeps_move(own) => Err(RelocationError::Own(own.source)),
                 Ok(()) if !named.insert(*own) => Err(RelocationError::Twice(own.source)),
-                Ok(()) if flow.numbers.is_some() && !proved.contains_key(own) => {
-                    Err(RelocationError::Stranger(own.source, own.destination))
+                Ok(()) if flow.numbers.is_some() && !proved.contains_key(own) => Err(match own.protocol {
+                    Protocol::Udp => RelocationError::NoSocket(own.source),
+                    _ => RelocationError::Stranger(own.source, own.destination),
+                }),
+                Ok(()) if own.protocol == Protocol::Udp && known.is_none() && datagrams(&next) >= MAX_DATAGRAM_FLOWS => {
+                    Err(RelocationError::Datagrams)
+                }
+                Ok(()) if own.protocol == Protocol::Udp && known.is_none() && !self.is_listed(own) && chooses_other(&next, own) => {
+                    Err(RelocationError::OtherSource(own.source.ip()))
                 }
                 Ok(()) if is_foreign => Err(RelocationError::Taken(own.source, own.destination)),
                 Ok(()) if wire != own && (self.is_listed(wire) || !is_its && arrivals.contains(wire)) => {
@@ -447,7 +497,8 @@ impl<S: Steering> Core<S> {
                 (Ok(()), btree_map::Entry::Vacant(free)) => {
                     let (sends_by, numbers) = (sends.then_some(*wire), proved.get(own).copied());
                     let (late, passes) = (BTreeMap::new(), *passes);
-                    free.insert(Entry { wire: *wire, asked: now, sends_by, sends_since: now, late, until, numbers, passes });
+                    let chosen = own.protocol == Protocol::Udp && !self.is_listed(own);
+                    free.insert(Entry { wire: *wire, asked: now, sends_by, sends_since: now, late, until, numbers, passes, chosen });
                     arrivals.insert(*wire);
                 }
             }
@@ -464,8 +515,30 @@ impl<S: Steering> Core<S> {
         Ok(Relocation { refused, applied })
     }
 
-    /// Sends a segment of each flow over its way, if that is not its own: the other end sees that the way passes packets, and a firewall on it lets in what
-    /// comes back. The connections ignore it.
+    /// Sends the owners of flows of datagrams proofs to the flows' own addresses. Returns why some get none.
+    fn send_proofs(&mut self, now: Time, flows: &[MovedFlow]) -> BTreeMap<usize, RelocationError> {
+        let (mut refused, mut proofs) = (BTreeMap::new(), Vec::new());
+        let there = self.prove(now, flows);
+        for (place, MovedFlow { own, numbers, .. }) in flows.iter().enumerate() {
+            let device = self.way_of(own).and_then(|way| Some((self.network.interface(way.device)?.name.clone(), way.mark)));
+            match (self.check_relocation(now, own, own), device) {
+                (Err(error), _) => drop(refused.insert(place, error)),
+                _ if own.protocol != Protocol::Udp => drop(refused.insert(place, RelocationError::Connections)),
+                (Ok(()), _) if !there.contains_key(own) => drop(refused.insert(place, RelocationError::NoSocket(own.source))),
+                (Ok(()), None) => drop(refused.insert(place, RelocationError::NoWay(own.destination.ip()))),
+                (Ok(()), Some((device, mark))) => {
+                    proofs.push(Keepalive { way: *own, device, mark, content: Content::Datagram(*numbers) });
+                }
+            }
+        }
+        // Removes the entries by which sockets were looked for. They do nothing, so that an error may wait for the next update.
+        let _ = self.update_relocated(now);
+        self.steering.send_keepalives(&proofs);
+        refused
+    }
+
+    /// Sends a packet of each flow over its way, if that is not its own: the other end sees that the way passes packets, and a firewall on it lets in what
+    /// comes back. No program gets it.
     pub(super) fn knock(&mut self, now: Time, flows: &[Ends]) {
         if flows.is_empty() {
             return;
@@ -476,7 +549,11 @@ impl<S: Steering> Core<S> {
             let entry = self.relocated.flows.get(own).filter(|entry| entry.wire != *own)?;
             let way = self.way_of(&entry.wire)?;
             let device = self.network.interface(way.device)?.name.clone();
-            Some(Keepalive { way: entry.wire, device, mark: way.mark, segment: sockets.get(own)?.segment? })
+            let content = match own.protocol {
+                Protocol::Udp => Content::Datagram(None),
+                _ => Content::Segment(sockets.get(own)?.segment?),
+            };
+            Some(Keepalive { way: entry.wire, device, mark: way.mark, content })
         };
         let keepalives: Vec<Keepalive> = flows.iter().filter_map(keepalive).collect();
         self.steering.send_keepalives(&keepalives);
@@ -515,16 +592,21 @@ impl<S: Steering> Core<S> {
         let read = self.update_relocated(now).and_then(|()| self.look(now, true));
         self.relocated.reading.clear();
         let proved = |(own, socket): (Ends, MovedSocket)| {
-            let numbers = socket.numbers.filter(|numbers| asked.get(&own).is_some_and(|theirs| numbers.mirror(*theirs)))?;
-            Some((own, numbers))
+            let theirs = *asked.get(&own)?;
+            let numbers = match own.protocol {
+                // Whoever asks has checked the proof.
+                Protocol::Udp => socket.follows.then_some(theirs),
+                _ => socket.numbers.filter(|numbers| numbers.mirror(theirs)),
+            };
+            Some((own, numbers?))
         };
         read.unwrap_or_default().into_iter().filter_map(proved).collect()
     }
 
-    /// Lists the TCP flows of this machine. The list includes those that started since the last poll, if one of them is to be moved.
+    /// Lists the flows of this machine. The list includes those that started since the last poll, if one of them is to be moved.
     fn list_flows(&mut self, now: Time, flows: &[MovedFlow]) {
         let of = |rows: &mut dyn Iterator<Item = FlowRow>| -> BTreeMap<Ends, FlowRow> {
-            rows.filter(|row| row.protocol == Protocol::Tcp && !row.forwarded).map(|row| (Ends::of(&row), row)).collect()
+            rows.filter(|row| !row.forwarded).map(|row| (Ends::of(&row), row)).collect()
         };
         if self.relocated.listed.as_ref().is_some_and(|(at, _)| *at + LIST_AGE > now) {
             return;
@@ -533,6 +615,7 @@ impl<S: Steering> Core<S> {
         let has_all = flows.iter().all(|flow| flow.passes || known.contains_key(&flow.own));
         let rows = match if has_all { None } else { self.steering.flows(now).ok() } {
             Some(mut rows) => {
+                self.place_datagrams(&mut rows);
                 self.judge_accepted(now, &mut rows);
                 of(&mut rows.into_iter())
             }
@@ -592,6 +675,9 @@ impl<S: Steering> Core<S> {
         }
         let way = self.way_of(wire).and_then(|way| self.network.interface(way.device));
         let device = way.ok_or(RelocationError::NoWay(wire.destination.ip()))?;
+        if own.protocol == Protocol::Udp && in_tunnel {
+            return Err(RelocationError::Connections);
+        }
         if device.mac.is_none() && !in_tunnel {
             return Err(RelocationError::Raw(device.name.clone()));
         }
@@ -614,6 +700,7 @@ impl<S: Steering> Core<S> {
         };
         match (mtu(&flow.own), mtu(&flow.wire)) {
             _ if !flow.passes => Ok(()),
+            _ if flow.own.protocol == Protocol::Udp => Err(RelocationError::Connections),
             // No router reports a packet that is too large for the second device.
             (Some(one), Some(other)) if one == other => Ok(()),
             (None, _) => Err(RelocationError::NoWay(flow.own.destination.ip())),
@@ -691,8 +778,23 @@ impl<S: Steering> Core<S> {
 
     /// The rules and routes for packets of moved flows.
     pub(super) fn relocation_tables(&self) -> Vec<(RuleFacts, RouteFacts)> {
-        let of = |device: &LinkFacts| Family::ALL.map(|family| tables::departures(family, device.index));
-        self.departure().into_iter().flat_map(of).collect()
+        let Some(device) = self.departure() else { return Vec::new() };
+        let marked = Family::ALL.map(|family| tables::departures(family, device.index));
+        let datagrams =
+            self.relocated.led.iter().map(|(own, chosen)| tables::departing_datagrams(own.source, own.destination, *chosen, device.index));
+        marked.into_iter().chain(datagrams).collect()
+    }
+
+    /// Makes routing rules lead the datagrams of flows that leave with other addresses.
+    fn lead_datagrams(&mut self, now: Time) -> Result<(), SteeringError> {
+        let leaves = |own: &Ends| self.relocated.rewrites.get(own).is_some_and(|rewrite| rewrite.device.is_some());
+        let flows = self.relocated.flows.iter().filter(|(own, _)| own.protocol == Protocol::Udp && leaves(own));
+        let led: BTreeMap<Ends, bool> = flows.map(|(own, entry)| (*own, entry.chosen)).collect();
+        if led == self.relocated.led {
+            return Ok(());
+        }
+        self.relocated.led = led;
+        self.update_tables(now)
     }
 
     /// Where the switch acts for moved flows. Packets pass the device above a port of a bridge or bond.
@@ -747,6 +849,10 @@ impl<S: Steering> Core<S> {
         for own in &self.relocated.reading {
             rewrites.entry(*own).or_insert(Rewrite::unchanged(own));
         }
+        for own in &self.relocated.watched {
+            let back = own.reversed();
+            rewrites.entry(back).or_insert(Rewrite { arrives: true, ..Rewrite::unchanged(&back) });
+        }
         if rewrites != self.relocated.rewrites {
             if let Err(error) = self.steering.set_rewrites(&rewrites) {
                 self.relocated.due = Some(now + RETRY);
@@ -755,6 +861,7 @@ impl<S: Steering> Core<S> {
             self.relocated.rewrites = rewrites;
             self.follow_late(now)?;
         }
+        self.lead_datagrams(now)?;
         // A flow of this machine waits for a device, whose appearance changes the ports anyway.
         let has_ports = self.ports.0.iter().any(|port| port.side == PortSide::Arrivals);
         let is_passed = self.is_passed_by_any();

@@ -21,6 +21,7 @@ pub fn facts(index: u32, name: &str) -> LinkFacts {
 fn main_rule() -> RuleFacts {
     RuleFacts {
         family: Family::V4,
+        ports: None,
         priority: 32766,
         source: None,
         destination: None,

@@ -23,7 +23,7 @@ fn world(apps: Vec<AppRule>) -> World {
     let mut config = Config { moves: true, probe: ProbeMode::Continuous, reconnect_after: Some(SECOND), ..config(Scheduler::RoundRobin) };
     config.policy.apps = apps;
     let mut world = World::of_ethernet(FakeSteering::default(), config);
-    world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
+    world.core.set_movers(world.now, BTreeSet::from([SERVER]), BTreeSet::new()).unwrap();
     let mut device = LinkFacts::new(LinkIndex(99), DEPARTURE_DEVICE, LinkKind::Virtual);
     device.addresses = ["10.0.1.2/32", "10.0.2.2/32"].map(|net| net.parse().unwrap()).to_vec();
     world.devices.push(device);
@@ -89,7 +89,7 @@ fn connections_of_strangers_and_what_is_excluded_or_bonded_are_not_listed() {
     assert_eq!(listed(&world), 1);
     let bytes = |world: &mut World| -> u64 { world.core.take_moved().iter().map(|pulse| pulse.rx.get()).sum() };
     assert_eq!(bytes(&mut world), 1000);
-    world.core.set_movers(world.now, BTreeSet::new()).unwrap();
+    world.core.set_movers(world.now, BTreeSet::new(), BTreeSet::new()).unwrap();
     world.run(SECOND);
     assert_eq!((listed(&world), bytes(&mut world)), (0, 0));
 }

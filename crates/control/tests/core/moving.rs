@@ -28,7 +28,7 @@ fn world_with(apps: Vec<AppRule>) -> World {
     let mut config = Config { moves: true, probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) };
     config.policy.apps = apps;
     let mut world = World::of_ethernet(FakeSteering::default(), config);
-    world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
+    world.core.set_movers(world.now, BTreeSet::from([SERVER]), BTreeSet::new()).unwrap();
     world
 }
 
@@ -196,7 +196,7 @@ fn a_host_that_does_not_answer_or_agree_keeps_its_flows() {
     assert!(orders(&mut world).iter().all(|order| order.slot.is_none()));
     // The host takes no requests any more.
     world.core.steering().stubborn.clear();
-    world.core.set_movers(world.now, BTreeSet::new()).unwrap();
+    world.core.set_movers(world.now, BTreeSet::new(), BTreeSet::new()).unwrap();
     let refused = ask(&mut world).unwrap_err();
     assert!(refused.detail.contains("does not agree to moves"), "{refused}");
     assert!(world.core.move_direct(world.now, "nobody", Some(to), None).is_none());
@@ -490,7 +490,7 @@ fn flows_enter_no_tunnel_that_is_gone_or_that_their_rule_excludes() {
 #[test]
 fn nothing_moves_without_the_setting() {
     let mut world = World::with(FakeSteering::default(), Config { probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) });
-    world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
+    world.core.set_movers(world.now, BTreeSet::from([SERVER]), BTreeSet::new()).unwrap();
     let (id, ends) = flow(&mut world);
     kill_link(&mut world, &ends);
     world.run(SECOND);

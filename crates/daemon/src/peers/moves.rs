@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use braid_bond::{PathId, PathState, PathView};
 use braid_control::core::{MAX_ORDER, MoveOrder, MoveStep, OrderedFlow, Recipient};
+use braid_model::Protocol;
 use braid_transport::ControlFlow;
 use braid_transport::client::{Client, State};
-use braid_transport::control::{self, MAX_FLOWS, MoveAnswer, PassingFlow, PeerFlow};
+use braid_transport::control::{self, FlowProtocol, MAX_FLOWS, MoveAnswer, PassingFlow, PeerFlow};
 use tokio::sync::mpsc;
 
 use super::Change;
@@ -27,7 +28,10 @@ pub(super) fn serve(
 ) -> mpsc::UnboundedSender<MoveOrder> {
     let (orders, mut received) = mpsc::unbounded_channel();
     tokio::spawn(async move {
-        let tell = |ready| drop(changes.send(Change::Mover { recipient: recipient.clone(), ready }));
+        let tell = |ready| {
+            let datagrams = ready && client.moves_datagrams();
+            drop(changes.send(Change::Mover { recipient: recipient.clone(), ready, datagrams }));
+        };
         let refuse = |order: MoveOrder| answer(&changes, order.number, Err("it cannot be asked now".to_owned()));
         let mut state = client.state();
         loop {
@@ -105,6 +109,7 @@ async fn carry_out(
             client: flow.own.source,
             server: flow.own.destination,
             via: flow.via,
+            protocol: if flow.own.protocol == Protocol::Udp { FlowProtocol::Udp } else { FlowProtocol::Tcp },
             sent: flow.numbers.sent,
             received: flow.numbers.received,
         };
@@ -112,6 +117,7 @@ async fn carry_out(
             MoveStep::Accept => control::MoveStep::Accept,
             MoveStep::Test => control::MoveStep::Test,
             MoveStep::Renew => control::MoveStep::Move,
+            MoveStep::Prove => control::MoveStep::Prove,
         };
         let asked = match (&order.recipient, order.lease) {
             (Recipient::Waypoint(_), Some(lease)) => {

@@ -36,8 +36,9 @@ pub(super) struct Server {
     used: Instant,
     /// Takes requests to move flows.
     orders: mpsc::UnboundedSender<MoveOrder>,
-    /// Whether the server takes such requests.
+    /// Whether the server takes such requests, and those about flows of datagrams.
     moves: bool,
+    moves_datagrams: bool,
 }
 
 impl Servers {
@@ -89,14 +90,15 @@ impl Servers {
         self.bonds.get(&host).map(|server| &server.orders)
     }
 
-    pub(super) fn note_mover(&mut self, host: IpAddr, ready: bool) {
+    pub(super) fn note_mover(&mut self, host: IpAddr, ready: bool, datagrams: bool) {
         if let Some(server) = self.bonds.get_mut(&host) {
-            server.moves = ready;
+            (server.moves, server.moves_datagrams) = (ready, datagrams);
         }
     }
 
-    pub(super) fn movers(&self) -> BTreeSet<IpAddr> {
-        self.bonds.iter().filter(|(_, server)| server.moves).map(|(host, _)| *host).collect()
+    pub(super) fn movers(&self, datagrams: bool) -> BTreeSet<IpAddr> {
+        let moves = |server: &Server| server.moves && (server.moves_datagrams || !datagrams);
+        self.bonds.iter().filter(|(_, server)| moves(server)).map(|(host, _)| *host).collect()
     }
 
     /// Ends bonds that have had no flows for [`IDLE_TIMEOUT`].
@@ -179,7 +181,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], tunnels: &Tunnels, 
             }
         }
     });
-    Some(Server { orders, moves: false, client, key, used: Instant::now() })
+    Some(Server { orders, moves: false, moves_datagrams: false, client, key, used: Instant::now() })
 }
 
 /// Asks a host in the background whether it runs Braid. The answer arrives as a [`Change`].

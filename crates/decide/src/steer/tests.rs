@@ -27,6 +27,7 @@ fn route(table: u32, to: &str, device: u32, metric: u32) -> RouteFacts {
 
 fn rule(family: Family, priority: u32, table: u32) -> RuleFacts {
     RuleFacts {
+        ports: None,
         family,
         priority,
         source: None,
@@ -394,6 +395,7 @@ fn a_rule(family: Family) -> impl Strategy<Value = RuleFacts> {
         move |(action, mark, devices, nets, flags, suppress)| {
             RuleFacts {
                 family,
+                ports: None,
                 priority: 0,
                 // The unspecified address lies in 0.0.0.0/1 and similar prefixes; the reference does not model that corner case.
                 source: nets.0.filter(|net| net.prefix_len() == 0 || net.network() != everything(family).network()),

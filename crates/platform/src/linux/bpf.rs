@@ -18,6 +18,7 @@ mod accepted;
 pub mod adhoc;
 mod convert;
 mod counting;
+mod dump;
 mod fast;
 mod forward;
 mod heal;
@@ -33,10 +34,9 @@ pub mod trial;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
@@ -71,8 +71,8 @@ const VERDICT_STEER: u8 = 1;
 pub struct BpfSteering {
     /// Owns the programs and the maps that are not taken out below.
     ebpf: aya::Ebpf,
-    /// Dump the TCP flows, those in `overflow`, and those of connected UDP sockets.
-    iterators: Arc<[OwnedFd]>,
+    /// Dumps the flows of sockets, if programs of this machine are steered.
+    dumper: Option<Arc<Mutex<dump::SocketDumper>>>,
     /// Moves connects that receive no answer, or the reason why it could not be loaded.
     mover: Result<iterate::SocketIterator, String>,
     /// Makes the sockets of moved flows send through Braid's device, or the reason why it could not be loaded.
@@ -91,6 +91,10 @@ pub struct BpfSteering {
     late: late::Late,
     /// The moved flows.
     rewrites: BTreeMap<Ends, Rewrite>,
+    /// The sockets of those that are flows of datagrams.
+    datagram_sockets: rewrites::DatagramSockets,
+    /// Flows of datagrams that keep their source address.
+    kept: BTreeMap<(FlowId, SocketAddr), IpAddr>,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -137,6 +141,8 @@ pub struct Dumped {
     rows: Vec<FlowRow>,
     /// Whether the dump contains UDP sockets. `counting` is the state of counting when the dump began.
     datagrams: bool,
+    /// Whether it has all flows.
+    is_whole: bool,
     counting: counting::Counting,
     /// The load table when the dump began.
     began: abi::LoadTable,
@@ -153,17 +159,14 @@ impl Dumped {
 
 /// Dumps the sockets' flows and the forwarded ones. The programs update the flows' reservations during the dump.
 fn dump_flows(
-    (iterators, forwarded): (&[OwnedFd], Option<&lan::Dumper>),
+    (sockets, forwarded): (Option<&Mutex<dump::SocketDumper>>, Option<&lan::Dumper>),
     began: abi::LoadTable,
     token: heal::DumpToken,
     counting: counting::Counting,
 ) -> Result<Dumped, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
-    let mut bytes = Vec::new();
-    for iterator in iterators {
-        sys::start_iterator(iterator.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
-    }
-    let mut rows: Vec<abi::FlowRow> = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect();
+    let dumped = sockets.map(|dumper| dumper.lock().unwrap_or_else(PoisonError::into_inner).dump()).transpose().map_err(fail)?;
+    let dump::SocketFlows { mut rows, is_whole } = dumped.unwrap_or(dump::SocketFlows { rows: Vec::new(), is_whole: true });
     let datagrams = rows.iter().any(|row| i32::from(row.flow.protocol) != libc::IPPROTO_TCP);
     rows.retain(|row| row.flow.flags & (abi::flow::PENDING | abi::flow::MARKER) == 0);
     let mut loads = heal::Loads::default();
@@ -171,7 +174,7 @@ fn dump_flows(
     let forwarded = forwarded.map(forward::dump).transpose().map_err(fail)?;
     loads.add(forwarded.as_ref().map_or(&[], |forwarded| &forwarded.living));
     let rows = rows.iter().filter_map(flow_row).chain(forwarded.iter().flat_map(forward::rows)).collect();
-    Ok(Dumped { loads, rows, datagrams, counting, began, token, forwarded })
+    Ok(Dumped { loads, rows, datagrams, is_whole, counting, began, token, forwarded })
 }
 
 fn failed(action: &'static str) -> impl Fn(MapError) -> SteeringError {
@@ -252,7 +255,8 @@ impl BpfSteering {
             .collect();
         let (mut living, mut idle) = (Vec::new(), Vec::new());
         for (key, flow) in entries.into_values() {
-            let row = abi::FlowRow { flow, rx: flow.rx, tx: flow.tx, read_at: now.as_nanos(), ..Default::default() };
+            let local_port = u16::from_ne_bytes(flow.scale_or_local_port).into();
+            let row = abi::FlowRow { flow, rx: flow.rx, tx: flow.tx, read_at: now.as_nanos(), local_port, ..Default::default() };
             if now.since(Time::from_nanos(flow.last)) < DATAGRAM_IDLE {
                 living.push(row);
             } else if map.remove(&key).is_ok() {
@@ -478,9 +482,9 @@ impl Steering for BpfSteering {
     }
 
     fn begin_dump(&mut self, _now: Time) -> Result<Dump<Dumped>, SteeringError> {
-        let (iterators, began, token, counting) = (self.iterators.clone(), self.raw_load_table()?, self.dumps.begin(), self.counting);
+        let (dumper, began, token, counting) = (self.dumper.clone(), self.raw_load_table()?, self.dumps.begin(), self.counting);
         let forwarded = self.lan.dump();
-        Ok(Box::new(move || dump_flows((&iterators, forwarded.as_deref()), began, token, counting)))
+        Ok(Box::new(move || dump_flows((dumper.as_deref(), forwarded.as_deref()), began, token, counting)))
     }
 
     fn is_under_pressure(&self) -> bool {
@@ -488,7 +492,7 @@ impl Steering for BpfSteering {
     }
 
     fn end_dump(&mut self, now: Time, dumped: Dumped) -> Result<Vec<FlowRow>, SteeringError> {
-        let Dumped { mut loads, mut rows, datagrams, counting, began, token, forwarded } = dumped;
+        let Dumped { mut loads, mut rows, datagrams, is_whole, counting, began, token, forwarded } = dumped;
         if let Some(forwarded) = &forwarded {
             self.end_forwarded_dump(now, forwarded)?;
         }
@@ -505,7 +509,8 @@ impl Steering for BpfSteering {
         // Loads and their changes from one reading: a flow that ended between two readings would look like an end that was missed.
         let after = self.raw_load_table()?;
         let changes = heal::Changes::between(&began, &after);
-        let corrections = if self.dumps.had_no_overlap(&token) { self.heal.corrections(&loads, &after, changes) } else { Vec::new() };
+        let corrections =
+            if is_whole && self.dumps.had_no_overlap(&token) { self.heal.corrections(&loads, &after, changes) } else { Vec::new() };
         if !corrections.is_empty() {
             let mut map: Array<_, abi::LinkLoad> = typed_map!(self, Array, "corrections", "correct the loads");
             for (slot, link_load) in corrections {
@@ -570,8 +575,12 @@ impl Steering for BpfSteering {
         }
     }
 
-    fn send_keepalives(&mut self, segments: &[Keepalive]) {
-        keepalive::send(segments);
+    fn send_keepalives(&mut self, keepalives: &[Keepalive]) {
+        keepalive::send(keepalives);
+    }
+
+    fn keep_sources(&mut self, flows: &BTreeMap<(FlowId, SocketAddr), IpAddr>) -> Result<(), SteeringError> {
+        self.keep(flows)
     }
 
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {

@@ -1,16 +1,18 @@
-//! Segments without data for running TCP connections: what the kernel sends as keep-alive (RFC 9293, 3.8.4), with other addresses. And the message that lets a
-//! connection send again at once after its link was dead (RFC 6069).
+//! Packets of running flows that no program gets. Of TCP: what the kernel sends as keep-alive (RFC 9293, 3.8.4), with other addresses. Of UDP: messages that Braid
+//! at the other end takes (`ebpf/rewrite.bpf.c`). And the message that lets a connection send again at once after its link was dead (RFC 6069).
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use braid_control::steering::{Hasten, Keepalive};
+use braid_control::steering::{Content, Hasten, Keepalive, Segment};
+use braid_model::SequenceNumbers;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::probe::echo::checksum;
 
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 /// Protocol of a socket whose packets come with their IP headers.
 const RAW: i32 = 255;
 /// Length of a TCP header without options.
@@ -20,7 +22,12 @@ const HOPS: u8 = 64;
 const OFFSET: u8 = (HEADER as u8 / 4) << 4;
 const ACK: u8 = 0x10;
 
-/// Sends segments. What the system refuses counts as lost.
+/// Length of a UDP header.
+const UDP_HEADER: usize = 8;
+/// How a message between two hosts that run Braid begins (`BRAID_MESSAGE`).
+const MESSAGE: &[u8; 16] = b"braid: this way?";
+
+/// Sends packets. What the system refuses counts as lost.
 pub(super) fn send(keepalives: &[Keepalive]) {
     let way = |keepalive: &Keepalive| (keepalive.device.clone(), keepalive.mark, keepalive.way.destination.is_ipv4());
     let mut sockets = BTreeMap::new();
@@ -32,12 +39,12 @@ pub(super) fn send(keepalives: &[Keepalive]) {
             .map_err(ToString::to_string)
             .and_then(|socket| socket.send_to(&packet(keepalive), &to).map_err(|error| error.to_string()));
         if let Err(error) = sent {
-            tracing::debug!(source = %keepalive.way.source, destination = %keepalive.way.destination, "a segment was not sent: {error}");
+            tracing::debug!(source = %keepalive.way.source, destination = %keepalive.way.destination, "a packet was not sent: {error}");
         }
     }
 }
 
-/// A socket for segments that leave as this one does.
+/// A socket for packets that leave as this one does.
 fn open(keepalive: &Keepalive) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(keepalive.way.destination), Type::RAW, Some(Protocol::from(RAW)))?;
     socket.bind_device(Some(keepalive.device.as_bytes()))?;
@@ -66,7 +73,7 @@ pub(super) fn hasten(hasten: &Hasten) -> io::Result<()> {
 /// The message about the socket's first segment that is not acknowledged. The kernel fills in the checksum of ICMPv6.
 fn unreachable(hasten: &Hasten) -> Vec<u8> {
     let (from, to) = (hasten.own.source, hasten.own.destination);
-    let (head, addresses) = header(from.ip(), to.ip());
+    let (head, addresses) = header(from.ip(), to.ip(), TCP, HEADER as u8);
     let segment = [&from.port().to_be_bytes()[..], &to.port().to_be_bytes(), &hasten.unacknowledged.to_be_bytes()].concat();
     let kind = UNREACHABLE[usize::from(from.is_ipv6())];
     let mut message = [&kind[..], &[0; 6], &head, &addresses, &segment].concat();
@@ -80,25 +87,41 @@ fn unreachable(hasten: &Hasten) -> Vec<u8> {
 /// The packet. The kernel fills in the checksum of the IPv4 header.
 fn packet(keepalive: &Keepalive) -> Vec<u8> {
     let (from, to) = (keepalive.way.source, keepalive.way.destination);
-    let mut tcp = Vec::with_capacity(HEADER);
-    tcp.extend([from.port(), to.port()].map(u16::to_be_bytes).concat());
-    // The last byte that was acknowledged: it is outside the window, so that the other end ignores it.
-    tcp.extend([keepalive.segment.unacknowledged.wrapping_sub(1), keepalive.segment.expected].map(u32::to_be_bytes).concat());
-    tcp.extend([OFFSET, ACK]);
-    tcp.extend([keepalive.segment.window, 0, 0].map(u16::to_be_bytes).concat());
-    let (head, addresses) = header(from.ip(), to.ip());
-    let pseudo = [&addresses[..], &[0, TCP, 0, HEADER as u8], &tcp].concat();
-    tcp[16..18].copy_from_slice(&checksum(&pseudo).to_be_bytes());
-    [head, addresses, tcp].concat()
+    let ports = [from.port(), to.port()].map(u16::to_be_bytes).concat();
+    let (protocol, check, mut transport) = match keepalive.content {
+        Content::Segment(segment) => (TCP, 16, [ports, rest_of_segment(segment)].concat()),
+        Content::Datagram(proof) => (UDP, 6, [ports, rest_of_datagram(proof)].concat()),
+    };
+    let (head, addresses) = header(from.ip(), to.ip(), protocol, transport.len() as u8);
+    let pseudo = [&addresses[..], &[0, protocol, 0, transport.len() as u8], &transport].concat();
+    // In UDP, zero would mean that there is none (RFC 768).
+    let sum = checksum(&pseudo);
+    let sum = if sum == 0 && protocol == UDP { u16::MAX } else { sum };
+    transport[check..check + 2].copy_from_slice(&sum.to_be_bytes());
+    [head, addresses, transport].concat()
 }
 
-/// The IP header of a TCP segment without options and data, up to its addresses, and these.
-fn header(from: IpAddr, to: IpAddr) -> (Vec<u8>, Vec<u8>) {
+/// What follows the ports of a TCP segment.
+fn rest_of_segment(segment: Segment) -> Vec<u8> {
+    // The last byte that was acknowledged: it is outside the window, so that the other end ignores it.
+    let numbers = [segment.unacknowledged.wrapping_sub(1), segment.expected].map(u32::to_be_bytes).concat();
+    [numbers, vec![OFFSET, ACK], [segment.window, 0, 0].map(u16::to_be_bytes).concat()].concat()
+}
+
+/// What follows the ports of a datagram with a message.
+fn rest_of_datagram(proof: Option<SequenceNumbers>) -> Vec<u8> {
+    let proof = proof.map_or([0; 2], |proof| [proof.sent, proof.received]).map(u32::to_be_bytes).concat();
+    let length = (UDP_HEADER + MESSAGE.len() + proof.len()) as u16;
+    [&[length, 0].map(u16::to_be_bytes).concat()[..], MESSAGE, &proof].concat()
+}
+
+/// The IP header of a packet with `length` bytes after it, up to its addresses, and these.
+fn header(from: IpAddr, to: IpAddr, protocol: u8, length: u8) -> (Vec<u8>, Vec<u8>) {
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            (vec![0x45, 0, 0, 20 + HEADER as u8, 0, 0, 0x40, 0, HOPS, TCP, 0, 0], [from.octets(), to.octets()].concat())
+            (vec![0x45, 0, 0, 20 + length, 0, 0, 0x40, 0, HOPS, protocol, 0, 0], [from.octets(), to.octets()].concat())
         }
-        (IpAddr::V6(from), IpAddr::V6(to)) => (vec![0x60, 0, 0, 0, 0, HEADER as u8, TCP, HOPS], [from.octets(), to.octets()].concat()),
+        (IpAddr::V6(from), IpAddr::V6(to)) => (vec![0x60, 0, 0, 0, 0, length, protocol, HOPS], [from.octets(), to.octets()].concat()),
         // Both ends of a flow are of one family.
         _ => (Vec::new(), Vec::new()),
     }
@@ -106,7 +129,7 @@ fn header(from: IpAddr, to: IpAddr) -> (Vec<u8>, Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use braid_control::steering::{Ends, Segment};
+    use braid_control::steering::Ends;
     use braid_model::Protocol;
 
     use super::*;
@@ -127,13 +150,23 @@ mod tests {
     fn the_segment_is_the_kernels_keepalive() {
         for (source, destination, header, addresses) in [("10.0.1.2:5", "10.0.2.1:80", 20, 12), ("[fd00::1]:5", "[fd00::2]:80", 40, 8)] {
             let way = Ends { protocol: Protocol::Tcp, source: source.parse().unwrap(), destination: destination.parse().unwrap() };
-            let keepalive =
-                Keepalive { way, device: "lte0".into(), mark: 0, segment: Segment { unacknowledged: 0, expected: 9, window: 502 } };
-            let packet = packet(&keepalive);
+            let content = Content::Segment(Segment { unacknowledged: 0, expected: 9, window: 502 });
+            let packet = packet(&Keepalive { way, device: "lte0".into(), mark: 0, content });
             let (ip, tcp) = packet.split_at(header);
             assert_eq!(tcp[..16], [0, 5, 0, 80, 255, 255, 255, 255, 0, 0, 0, 9, 0x50, 0x10, 1, 246]);
             // The sum over the pseudo-header and the segment is zero (RFC 1071).
             assert_eq!(checksum(&[&ip[addresses..], &[0, TCP, 0, 20], tcp].concat()), 0);
+        }
+    }
+    #[test]
+    fn a_message_is_a_datagram_of_the_flow() {
+        for (source, destination, header, addresses) in [("10.0.1.2:5", "10.0.2.1:80", 20, 12), ("[fd00::1]:5", "[fd00::2]:80", 40, 8)] {
+            let way = Ends { protocol: Protocol::Udp, source: source.parse().unwrap(), destination: destination.parse().unwrap() };
+            let content = Content::Datagram(Some(SequenceNumbers { sent: 1, received: 2 }));
+            let packet = packet(&Keepalive { way, device: "lte0".into(), mark: 0, content });
+            let (ip, udp) = packet.split_at(header);
+            assert_eq!((&udp[..6], &udp[8..]), (&[0, 5, 0, 80, 0, 32][..], &b"braid: this way?\0\0\0\x01\0\0\0\x02"[..]));
+            assert_eq!(checksum(&[&ip[addresses..], &[0, UDP, 0, 32], udp].concat()), 0);
         }
     }
 }

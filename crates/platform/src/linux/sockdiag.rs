@@ -227,11 +227,20 @@ pub struct Owner {
 ///
 /// Before Linux 6.9 this may wait as [`dump_tcp`] does, for as long as another program likes.
 pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Owner>> {
+    Ok(find(by_ends(protocol, local, remote))?.map(|InetResponse { header, .. }| {
+        // The kernel reports root as the user of a closed socket.
+        let user = (header.inode != 0).then_some(header.uid);
+        Owner { cookie: u64::from_ne_bytes(header.socket_id.cookie), user }
+    }))
+}
+
+/// A request for the socket at `local` that receives what `remote` sends.
+fn by_ends(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> InetRequest {
     let (local, remote) =
         (SocketAddr::new(local.ip().to_canonical(), local.port()), SocketAddr::new(remote.ip().to_canonical(), remote.port()));
     // For UDP the kernel expects the two addresses in reverse order.
     let (source, destination) = if protocol == Protocol::Udp { (remote, local) } else { (local, remote) };
-    let request = InetRequest {
+    InetRequest {
         family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
         protocol: protocol.number(),
         extensions: ExtensionFlags::empty(),
@@ -244,12 +253,15 @@ pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::R
             interface_id: 0,
             cookie: NO_COOKIE,
         },
-    };
-    Ok(find(request)?.map(|InetResponse { header, .. }| {
-        // The kernel reports root as the user of a closed socket.
-        let user = (header.inode != 0).then_some(header.uid);
-        Owner { cookie: u64::from_ne_bytes(header.socket_id.cookie), user }
-    }))
+    }
+}
+
+/// Whether the UDP socket at `local` that receives what `remote` sends lets routing rules choose its way: neither its program nor anybody else has bound it to a device, or given
+/// it a mark that `is_foreign`. `None`: there is no such socket. Needs `CAP_NET_ADMIN`; otherwise the kernel does not report marks. See [`owner`].
+pub fn udp_follows_rules(local: SocketAddr, remote: SocketAddr, is_foreign: impl Fn(u32) -> bool) -> io::Result<Option<bool>> {
+    let found = find(by_ends(Protocol::Udp, local, remote))?;
+    let is_marked = |socket: &InetResponse| socket.nlas.iter().any(|nla| matches!(nla, Nla::Mark(mark) if *mark != 0 && is_foreign(*mark)));
+    Ok(found.map(|socket| socket.header.socket_id.interface_id == 0 && !is_marked(&socket)))
 }
 
 /// Cookie of the UDP socket at `local` that receives what `remote` sends, in this network namespace; `None` if there is none. See [`owner`].

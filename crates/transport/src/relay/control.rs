@@ -1,7 +1,8 @@
 //! The server's end of control flows: flows between a client and this host, outside the bond, that the client moves to another of its links.
 //!
 //! A client may move a flow only to an address at which it has proved to receive (that of a path), and only a flow that began at such an address and whose
-//! sequence numbers it knows, each time it asks. So nobody moves the flow of another host that has the same address, behind a NAT or later.
+//! sequence numbers it knows, each time it asks. So nobody moves the flow of another host that has the same address, behind a NAT or later. Datagrams have no
+//! sequence numbers. The server sends a proof to the flow's own addresses instead, which the client repeats.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -15,11 +16,14 @@ use braid_bond::{BondId, PathId, codes};
 use braid_decide::tunnel::{End, Tunnel};
 use braid_model::{Family, SequenceNumbers};
 use braid_peer::destination::Policy;
+use ring::hmac;
+use ring::rand::SystemRandom;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::account::Account;
-use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, MoveStep, PeerFlow, Request, read, write};
+use crate::control::{FlowProtocol, MAX_FLOWS, MoveAnswer, MoveRequest, MoveStep, PeerFlow, Request, read, write};
 use crate::host_driver::{BondFlow, HostDriver};
+use crate::relay::RelayError;
 use crate::relay::tunnels::Tunnels;
 use crate::stream::FlowStream;
 
@@ -42,6 +46,12 @@ const MAX_LEASE: Duration = Duration::from_secs(60);
 const NOTE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long such an address counts after its last path has ended. Later another host may have it.
 const PROVEN_FOR: Duration = Duration::from_secs(60);
+/// A proof is the same for this time, and counts for this number of further such times, in case one is lost.
+const PROOF_PERIOD: Duration = Duration::from_secs(60);
+const PROOF_PERIODS: u64 = 2;
+/// Maximum number of flows for which a client gets proofs in this time.
+const MAX_PROOFS: usize = 64;
+const PROOF_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between two requests of one client.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Longest reason, in characters.
@@ -54,7 +64,9 @@ pub struct FlowToMove {
     pub own: (SocketAddr, SocketAddr),
     /// On the way.
     pub wire: (SocketAddr, SocketAddr),
-    /// The sequence numbers with which it began for the client; `None`: it is a flow to another host, and passes this one.
+    /// Its protocol.
+    pub protocol: FlowProtocol,
+    /// The sequence numbers with which it began for the client, or the proof of a flow of datagrams; `None`: it is a flow to another host, and passes this one.
     pub numbers: Option<SequenceNumbers>,
 }
 
@@ -91,6 +103,7 @@ struct Shared {
     serving: Mutex<BTreeSet<BondId>>,
     /// One request at a time, whoever asks: the daemon has other work.
     turn: Semaphore,
+    proofs: Proofs,
 }
 
 /// The place of a bond among those that have a control flow, until it is dropped.
@@ -113,15 +126,60 @@ impl Shared {
 struct Known {
     /// Addresses at which it has proved to receive, and when it last did.
     proven: BTreeMap<IpAddr, Instant>,
-    /// The flows that it has moved, as client and server have them, and when their leases end.
-    moved: BTreeMap<(SocketAddr, SocketAddr), Instant>,
+    /// The flows that it has moved, as client and server have them, when their leases end, and the numbers that it gave.
+    moved: BTreeMap<Flow, (Instant, SequenceNumbers)>,
+    /// Flows for which it has asked for proofs, since when.
+    proved: (Option<Instant>, usize),
+}
+
+/// A flow as client and server have it.
+type Flow = (FlowProtocol, SocketAddr, SocketAddr);
+
+/// Makes proofs for flows of datagrams. Nothing is stored: the server computes a proof again.
+struct Proofs {
+    key: hmac::Key,
+    begin: Instant,
+}
+
+impl Proofs {
+    fn new() -> Result<Self, ring::error::Unspecified> {
+        Ok(Self { key: hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())?, begin: Instant::now() })
+    }
+
+    /// The proof of a flow to a client, `ago` periods ago; `None`: this server did not run then.
+    fn of(&self, bond: BondId, flow: &PeerFlow, ago: u64) -> Option<SequenceNumbers> {
+        let period = (self.begin.elapsed().as_secs() / PROOF_PERIOD.as_secs()).checked_sub(ago)?;
+        let said = format!("{:?} {} {} {period}", bond.0, flow.client, flow.server);
+        let tag = hmac::sign(&self.key, said.as_bytes());
+        let word = |at: usize| tag.as_ref().get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_be_bytes);
+        // Zero is no proof.
+        Some(SequenceNumbers { sent: word(0) | 1, received: word(4) })
+    }
+
+    /// Whether a client has got a proof of this flow of late.
+    fn check(&self, bond: BondId, flow: &PeerFlow) -> bool {
+        let (sent, received) = (flow.sent.to_be_bytes(), flow.received.to_be_bytes());
+        let is = |proof: SequenceNumbers| {
+            let expected = [proof.sent.to_be_bytes(), proof.received.to_be_bytes()].concat();
+            expected.iter().zip([sent, received].concat()).fold(0, |differs, (one, other)| differs | one ^ other) == 0
+        };
+        (0..=PROOF_PERIODS).filter_map(|ago| self.of(bond, flow, ago)).any(is)
+    }
 }
 
 impl ControlServer {
-    pub(super) fn new(mover: Arc<dyn Mover>, driver: HostDriver, tunnels: Option<Tunnels>, waypoints: Vec<IpAddr>, passes: bool) -> Self {
+    pub(super) fn new(
+        mover: Arc<dyn Mover>,
+        driver: HostDriver,
+        tunnels: Option<Tunnels>,
+        waypoints: Vec<IpAddr>,
+        passes: bool,
+    ) -> Result<Self, RelayError> {
         let waypoints = waypoints.into_iter().map(|ip| ip.to_canonical()).collect();
         let ways = Arc::new(Semaphore::new(MAX_WAYS));
-        Self(Arc::new(Shared { mover, tunnels, waypoints, passes, ways, driver, serving: Mutex::default(), turn: Semaphore::new(1) }))
+        let proofs = Proofs::new().map_err(|_| RelayError::Random)?;
+        let (serving, turn) = (Mutex::default(), Semaphore::new(1));
+        Ok(Self(Arc::new(Shared { mover, tunnels, waypoints, passes, ways, driver, serving, turn, proofs })))
     }
 
     /// Answers the requests of a control flow until it ends. The leases of what it has moved run out then.
@@ -159,7 +217,7 @@ impl ControlServer {
                 }
                 Request::Move(request) => {
                     let tunnel = self.0.tunnels.as_ref().and_then(|tunnels| tunnels.of(bond));
-                    self.move_flows(&request, &paths, tunnel, &mut known).await
+                    self.move_flows(bond, &request, &paths, tunnel, &mut known).await
                 }
                 Request::Pass(request) if self.0.passes => self.pass_flows(&request, &paths, &mut passing, account, policy).await,
                 Request::Pass(_) => return tracing::debug!(%bond, "a control flow has ended: this host is no waypoint"),
@@ -180,7 +238,7 @@ impl ControlServer {
         let (paths, now) = (self.0.driver.with(|host, _| host.proven_paths(bond)), Instant::now());
         known.proven.extend(paths.iter().map(|path| (path.remote, now)));
         known.proven.retain(|_, at| now.saturating_duration_since(*at) < PROVEN_FOR);
-        known.moved.retain(|_, until| *until > now);
+        known.moved.retain(|_, (until, _)| *until > now);
         paths
     }
 
@@ -212,7 +270,14 @@ impl ControlServer {
         Some([account.ways.clone().try_acquire_owned().ok()?, self.0.ways.clone().try_acquire_owned().ok()?])
     }
 
-    async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], tunnel: Option<Tunnel>, known: &mut Known) -> MoveAnswer {
+    async fn move_flows(
+        &self,
+        bond: BondId,
+        request: &MoveRequest,
+        paths: &[ProvenPath],
+        tunnel: Option<Tunnel>,
+        known: &mut Known,
+    ) -> MoveAnswer {
         let answer = |refused| MoveAnswer { id: request.id, refused, ..MoveAnswer::default() };
         let all = |reason: &str| answer((0..request.flows.len()).map(|place| (place, reason.to_owned())).collect());
         let lease = request.lease_ms.map(|lease| Duration::from_millis(lease).min(MAX_LEASE));
@@ -222,11 +287,20 @@ impl ControlServer {
         if lease.is_some_and(|lease| lease.is_zero()) {
             return all("a lease has no time");
         }
+        if request.step == MoveStep::Prove {
+            if known.proved.0.is_none_or(|since| since.elapsed() >= PROOF_INTERVAL) {
+                known.proved = (Some(Instant::now()), 0);
+            }
+            known.proved.1 += request.flows.len();
+            if known.proved.1 > MAX_PROOFS {
+                return all("too many proofs are asked for at a time");
+            }
+        }
         let path = paths.iter().find(|path| path.path == PathId(request.path));
         let (mut refused, mut wanted, mut named) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
         let mut translated = false;
         for (place, flow) in request.flows.iter().enumerate() {
-            let ends = (flow.client, flow.server);
+            let ends = (flow.protocol, flow.client, flow.server);
             let is_moved = known.moved.contains_key(&ends);
             let checked = match lease {
                 _ if !named.insert(ends) => Err("it is named twice".to_owned()),
@@ -236,6 +310,12 @@ impl ControlServer {
                 Some(_) if !is_moved && known.moved.len() + wanted.len() >= MAX_MOVED => {
                     Err(format!("{MAX_MOVED} flows are moved already"))
                 }
+                Some(_) if flow.protocol == FlowProtocol::Udp && !self.is_proved(bond, request.step, flow, known) => {
+                    Err("it gives no proof that its datagrams arrive there, or an old one".to_owned())
+                }
+                Some(_) if request.step == MoveStep::Prove && (flow.protocol, flow.via) != (FlowProtocol::Udp, flow.client) => {
+                    Err("only the own addresses of datagrams are proved".to_owned())
+                }
                 Some(_) => {
                     let found = check(flow, path, tunnel, &self.0.waypoints, |address| is_moved || known.proven.contains_key(&address));
                     translated |= matches!(found, Err(Unproved::Translated(..)));
@@ -243,7 +323,12 @@ impl ControlServer {
                 }
             };
             match checked {
-                Ok(found) => wanted.push((place, ends, found)),
+                Ok(mut found) => {
+                    if request.step == MoveStep::Prove {
+                        found.numbers = self.0.proofs.of(bond, flow, 0);
+                    }
+                    wanted.push((place, ends, found));
+                }
                 Err(reason) => drop(refused.insert(place, reason)),
             }
         }
@@ -266,9 +351,10 @@ impl ControlServer {
             };
             match (reason, until) {
                 (Some(reason), _) => drop(refused.insert(place, reason.chars().take(MAX_REASON).collect())),
+                (None, Some(_)) if request.step == MoveStep::Prove => {}
                 (None, Some(until)) => {
-                    known.moved.insert(ends, until);
-                    inside.extend(Tunnel::of(request.flows[place].via.ip()).map(|_| (request.flows[place].via, ends.1.port())));
+                    known.moved.insert(ends, (until, request.flows[place].numbers()));
+                    inside.extend(Tunnel::of(request.flows[place].via.ip()).map(|_| (request.flows[place].via, ends.2.port())));
                 }
                 (None, None) => drop(known.moved.remove(&ends)),
             }
@@ -277,6 +363,14 @@ impl ControlServer {
             tunnels.allow(inside.into_iter(), until);
         }
         answer(refused)
+    }
+}
+
+impl ControlServer {
+    /// Whether a client may ask this of a flow of datagrams. A flow that has moved keeps the proof with which it did: a dead link brings no other.
+    fn is_proved(&self, bond: BondId, step: MoveStep, flow: &PeerFlow, known: &Known) -> bool {
+        let given = known.moved.get(&(flow.protocol, flow.client, flow.server)).map(|(_, numbers)| *numbers);
+        step == MoveStep::Prove || given == Some(flow.numbers()) || self.0.proofs.check(bond, flow)
     }
 }
 
@@ -331,6 +425,7 @@ fn flow_to_move(flow: &PeerFlow, client: SocketAddr, server: IpAddr) -> FlowToMo
     FlowToMove {
         own: (flow.server, flow.client),
         wire: (SocketAddr::new(server, flow.server.port()), client),
+        protocol: flow.protocol,
         numbers: Some(flow.numbers()),
     }
 }
@@ -341,11 +436,14 @@ mod tests {
 
     use super::*;
 
+    const BOND: BondId = BondId([1; 16]);
+
     fn flow(client: &str) -> PeerFlow {
         PeerFlow {
             client: client.parse().unwrap(),
             server: "192.0.2.1:80".parse().unwrap(),
             via: "10.1.0.1:7".parse().unwrap(),
+            protocol: FlowProtocol::Tcp,
             sent: 1,
             received: 2,
         }
@@ -379,12 +477,12 @@ mod tests {
     }
 
     fn known() -> Known {
-        Known { proven: BTreeMap::from([("10.0.0.1".parse().unwrap(), Instant::now())]), moved: BTreeMap::new() }
+        Known { proven: BTreeMap::from([("10.0.0.1".parse().unwrap(), Instant::now())]), moved: BTreeMap::new(), proved: (None, 0) }
     }
 
     fn server(mover: Arc<dyn Mover>) -> ControlServer {
         let (driver, _notices) = HostDriver::start(braid_bond::host::Host::client([1; 32], Instant::now()));
-        ControlServer::new(mover, driver, None, vec!["198.51.100.7".parse().unwrap()], false)
+        ControlServer::new(mover, driver, None, vec!["198.51.100.7".parse().unwrap()], false).unwrap()
     }
 
     /// Refuses the flow from this port.
@@ -409,18 +507,18 @@ mod tests {
         let (server, mut known) = (server(mover.clone()), known());
         let flows = ["10.0.0.1:50", "10.0.0.1:51", "10.0.0.9:52", "10.0.0.1:53", "10.0.0.1:53"].map(flow).to_vec();
         let mut request = MoveRequest { id: 1, path: 3, lease_ms: Some(3_600_000), step: MoveStep::Move, flows };
-        let refused = server.move_flows(&request, &[path("10.1.0.1")], None, &mut known).await.refused;
+        let refused = server.move_flows(BOND, &request, &[path("10.1.0.1")], None, &mut known).await.refused;
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
         assert_eq!((refused[&1].len(), known.moved.len()), (MAX_REASON, 2));
         assert_eq!(std::mem::take(&mut *mover.1.lock().unwrap()), [(3, Some(MAX_LEASE))]);
         request.lease_ms = None;
-        let refused = server.move_flows(&request, &[], None, &mut known).await.refused;
+        let refused = server.move_flows(BOND, &request, &[], None, &mut known).await.refused;
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
         assert_eq!((std::mem::take(&mut *mover.1.lock().unwrap()), known.moved.len()), (vec![(2, None)], 0));
         request.lease_ms = Some(0);
-        assert_eq!(server.move_flows(&request, &[path("10.1.0.1")], None, &mut known).await.refused.len(), 5);
+        assert_eq!(server.move_flows(BOND, &request, &[path("10.1.0.1")], None, &mut known).await.refused.len(), 5);
         request.flows = vec![flow("10.0.0.1:50"); MAX_FLOWS + 1];
-        assert_eq!(server.move_flows(&request, &[], None, &mut known).await.refused.len(), MAX_FLOWS + 1);
+        assert_eq!(server.move_flows(BOND, &request, &[], None, &mut known).await.refused.len(), MAX_FLOWS + 1);
         assert!(mover.1.lock().unwrap().is_empty());
     }
 
@@ -456,10 +554,11 @@ mod tests {
             let port = if one == 0 && three == 2 { 0 } else { 1 + (number % 60_000) as u16 };
             let client = SocketAddr::new(client, 1 + two as u16);
             let via = SocketAddr::new("10.1.0.1".parse().unwrap(), port);
-            let flow = PeerFlow { client, server: "192.0.2.1:80".parse().unwrap(), via, sent: number, received: two };
+            let protocol = if number % 2 == 0 { FlowProtocol::Tcp } else { FlowProtocol::Udp };
+            let flow = PeerFlow { client, server: "192.0.2.1:80".parse().unwrap(), via, protocol, sent: number, received: two };
             let lease_ms = (one == 0 || two != 0).then_some(u64::MAX - u64::from(number));
             let request = MoveRequest { id: number.into(), path, lease_ms, step: MoveStep::Move, flows: vec![flow] };
-            refused += server.move_flows(&request, &paths, None, &mut known).await.refused.len() as u32;
+            refused += server.move_flows(BOND, &request, &paths, None, &mut known).await.refused.len() as u32;
         }
         assert_eq!((refused, notes.0.lock().unwrap().len(), known.moved.len()), (FORGED, 0, 0));
     }

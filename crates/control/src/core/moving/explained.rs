@@ -37,6 +37,9 @@ impl<S: Steering> Core<S> {
         if let Some(refusal) = self.moving.refused.get(&own) {
             return Some(format!("and it stays there, because it cannot move: {}", refusal.reason));
         }
+        if let (true, Err(reason)) = (self.moving.hosts.contains(&own.destination.ip()), self.moving.datagrams.check(&own)) {
+            return can_move(row).then(|| format!("and it stays there for now: {reason}"));
+        }
         let text = match self.moving.hosts.contains(&own.destination.ip()) {
             true => "and it can change its link while it runs, because its host runs Braid and agrees; Braid does not encrypt it",
             false => {

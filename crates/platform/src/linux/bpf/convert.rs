@@ -342,7 +342,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         timeouts: if flow.flags & abi::flow::ACCEPTED != 0 { flow.resent } else { 0 },
         filtered: flow.flags & abi::flow::FILTERED != 0,
         fast: false,
-        limitable: tcp && (!forwarded || flow.scale.iter().all(|scale| *scale != 0)),
+        limitable: tcp && (!forwarded || flow.scale_or_local_port.iter().all(|scale| *scale != 0)),
     })
 }
 

@@ -1,7 +1,6 @@
 //! The switch's programs on LAN devices and on the virtual interface, and the table of forwarded flows (`ebpf/switch.bpf.c`).
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -57,21 +56,12 @@ pub(super) struct Forwarded {
 
 /// Reads the table. The program updates the flows' reservations.
 pub(super) fn dump(dumper: &Dumper) -> std::io::Result<Forwarded> {
-    let rows: Vec<abi::FlowRow> = match dumper {
-        Dumper::Iterator(iterator) => {
-            let mut bytes = Vec::new();
-            sys::start_iterator(iterator.as_fd())?.read_to_end(&mut bytes)?;
-            bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read::<abi::FlowRow>).collect()
-        }
-        Dumper::Tend { program, table } => {
-            sys::test_run(program.as_fd(), 1)?;
-            let read_at = sys::now().as_nanos();
-            let entries = sys::read_map::<abi::ForwardKey, abi::Flow>(table.as_fd())?;
-            let living = entries.into_iter().filter(|(_, flow)| flow.id != 0 && flow.flags & abi::flow::PENDING == 0);
-            living.map(|(key, flow)| abi::FlowRow { read_at, ..row_of(&key, flow) }).collect()
-        }
-    };
-    let (ended, living): (_, Vec<_>) = rows.into_iter().partition(|row| row.flow.flags & abi::flow::MARKER != 0);
+    sys::test_run(dumper.program.as_fd(), 1)?;
+    let read_at = sys::now().as_nanos();
+    let entries = sys::read_map::<abi::ForwardKey, abi::Flow>(dumper.table.as_fd())?;
+    let known = entries.into_iter().filter(|(_, flow)| flow.id != 0 && flow.flags & abi::flow::PENDING == 0);
+    let rows = known.map(|(key, flow)| abi::FlowRow { read_at, ..row_of(&key, flow) });
+    let (ended, living): (_, Vec<_>) = rows.partition(|row| row.flow.flags & abi::flow::MARKER != 0);
     let (carried, living) = living.into_iter().partition(|row| row.flow.flags & abi::flow::CARRIED != 0);
     Ok(Forwarded { living, ended, carried })
 }

@@ -17,17 +17,10 @@ pub(super) enum Lan {
     Loaded(Box<Switch>),
 }
 
-/// How the table of forwarded flows is dumped.
-pub(super) enum Dumper {
-    /// By an iterator over the table.
-    Iterator(OwnedFd),
-    /// Without BTF: `program` prepares the dump (`braid_tend`), then this process reads `table`.
-    Tend {
-        /// The program.
-        program: OwnedFd,
-        /// The table.
-        table: OwnedFd,
-    },
+/// Dumps the table of forwarded flows: `program` prepares that (`braid_tend`), then this process reads `table`.
+pub(super) struct Dumper {
+    pub(super) program: OwnedFd,
+    pub(super) table: OwnedFd,
 }
 
 /// The loaded programs, and the devices at which they act.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aya::maps::{Array, Map, RingBuf};
@@ -14,6 +14,7 @@ use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 
 use super::accepted::Accepted;
 use super::convert::Daemon;
+use super::dump::{Connections, SocketDumper};
 use super::iterate::SocketIterator;
 use super::lan::{Dumper, Lan};
 use super::late::Late;
@@ -228,7 +229,7 @@ impl BpfSteering {
         let mut ebpf = load_object(OBJECT, &SMALL)?;
         seed_decisions(&mut ebpf)?;
         load_programs(&mut ebpf, &SMALL_PROGRAMS, None)?;
-        let dumper = Dumper::Tend { program: program_fd(&ebpf, TEND_PROGRAM)?, table: map_fd(&ebpf, TEND_PROGRAM, FORWARDED)? };
+        let dumper = forwarded_dumper(&ebpf)?;
         let lan = Lan::new(dumper, SMALL.room());
         Self::only_forwarding(ebpf, lan, reason)
     }
@@ -245,7 +246,7 @@ impl BpfSteering {
     fn only_forwarding(ebpf: aya::Ebpf, lan: Lan, reason: String) -> Result<Self, LoadError> {
         let lost = "the programs of this machine are not steered";
         let parts = Parts {
-            iterators: [].into(),
+            dumper: None,
             mover: Err(lost.to_owned()),
             departer: Err(lost.to_owned()),
             shaper: Err(lost.to_owned()),
@@ -344,8 +345,13 @@ impl BpfSteering {
         load_programs(&mut ebpf, &PROGRAMS, Some(&btf))?;
         load_programs(&mut ebpf, &ADDRESS_PROGRAMS, Some(&btf))?;
         let counters = load_counters(&mut ebpf, counters, &btf)?;
-        let dumps = [("braid_connections", "connections"), ("braid_connections", "overflow"), ("braid_flows", "flows")];
-        let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
+        let connections = Connections {
+            program: program_fd(&ebpf, TCP_PROGRAM)?,
+            rows: map_fd(&ebpf, TCP_PROGRAM, "dumped")?,
+            overflow: map_fd(&ebpf, TCP_PROGRAM, "overflow")?,
+        };
+        let flows = SocketIterator::new(load_socket_iterator(&mut ebpf, UDP_PROGRAM, &btf)?);
+        let dumper = Some(Arc::new(Mutex::new(SocketDumper::new(connections, flows))));
         let mover = MOVE_PROGRAMS.into_iter().map(|name| load_socket_iterator(&mut ebpf, name, &btf)).collect::<Result<_, _>>();
         let mover = mover.map(SocketIterator::in_turn).map_err(|error| error.to_string());
         let departer =
@@ -354,12 +360,12 @@ impl BpfSteering {
         let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
         let accepted = load_socket_iterator(&mut ebpf, ACCEPT_PROGRAM, &btf);
         let accepted = accepted.map(SocketIterator::new).map_err(|error| error.to_string());
-        Self::new(ebpf, Parts { iterators, mover, departer, shaper, accepted, counters, lan: Lan::Unloaded, unsteered: None })
+        Self::new(ebpf, Parts { dumper, mover, departer, shaper, accepted, counters, lan: Lan::Unloaded, unsteered: None })
     }
 
     /// The loaded programs, with nothing attached and no parameters.
     fn new(mut ebpf: aya::Ebpf, parts: Parts) -> Result<Self, LoadError> {
-        let Parts { iterators, mover, departer, shaper, accepted, counters, lan, unsteered } = parts;
+        let Parts { dumper, mover, departer, shaper, accepted, counters, lan, unsteered } = parts;
         let accepted = Accepted::new(accepted);
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
@@ -367,13 +373,15 @@ impl BpfSteering {
         let late = Array::try_from(take_map(&mut ebpf, "late")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         Ok(Self {
             ebpf,
-            iterators,
+            dumper,
             mover,
             departer,
             shaper,
             windows: Default::default(),
             fast: Default::default(),
             rewrites: Default::default(),
+            datagram_sockets: Default::default(),
+            kept: Default::default(),
             late: Late::new(late),
             // Sockets may have marks that an earlier daemon left.
             departs: true,
@@ -408,7 +416,7 @@ impl BpfSteering {
 
 /// Parts of [`BpfSteering`] that depend on which programs are loaded.
 struct Parts {
-    iterators: Arc<[OwnedFd]>,
+    dumper: Option<Arc<Mutex<SocketDumper>>>,
     mover: Result<SocketIterator, String>,
     departer: Result<SocketIterator, String>,
     shaper: Result<Shaper, String>,
@@ -421,7 +429,11 @@ struct Parts {
 /// Loads the programs that forward for clients.
 fn load_switch(ebpf: &mut aya::Ebpf, btf: &Btf, extent: &Extent) -> Result<Lan, LoadError> {
     load_programs(ebpf, &FORWARD_PROGRAMS, Some(btf))?;
-    attach_iterator(ebpf, FORWARD_PROGRAMS[3], FORWARDED).map(|iterator| Lan::new(Dumper::Iterator(iterator), extent.room()))
+    Ok(Lan::new(forwarded_dumper(ebpf)?, extent.room()))
+}
+
+fn forwarded_dumper(ebpf: &aya::Ebpf) -> Result<Dumper, LoadError> {
+    Ok(Dumper { program: program_fd(ebpf, TEND_PROGRAM)?, table: map_fd(ebpf, TEND_PROGRAM, FORWARDED)? })
 }
 
 /// Loads the programs that count datagrams: with the given method, or the best one the kernel supports.
@@ -539,7 +551,7 @@ const FORWARD_PROGRAMS: [&str; 9] = [
     "braid_from_lan",
     "braid_from_virtual",
     "braid_to_lan",
-    "braid_forwarded",
+    TEND_PROGRAM,
     "braid_from_member",
     "braid_outside",
     "braid_inside",
@@ -554,7 +566,11 @@ const TEND_PROGRAM: &str = "braid_tend";
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Set the rates of running flows, give all flows their own settings back, and release those that a killed daemon limited.
 const SHAPE_PROGRAMS: [&str; 3] = ["braid_shape", "braid_unshape", "braid_sweep"];
-const PROGRAMS: [&str; 9] = [
+/// Dumps the flows of connected UDP sockets.
+const UDP_PROGRAM: &str = "braid_flows";
+/// Dumps the TCP flows.
+const TCP_PROGRAM: &str = "braid_connections";
+const PROGRAMS: [&str; 8] = [
     "braid_release",
     "braid_state",
     "braid_retransmission",
@@ -562,8 +578,7 @@ const PROGRAMS: [&str; 9] = [
     "braid_sendmsg6",
     "braid_connect4",
     "braid_connect6",
-    "braid_connections",
-    "braid_flows",
+    TCP_PROGRAM,
 ];
 
 fn no_params() -> SteerParams {
@@ -630,13 +645,8 @@ fn load_program(program: &mut Program, name: &str, btf: Option<&Btf>) -> Result<
             };
             BtfTracePoint::load(program, tracepoint, types()?)
         }
-        Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", types()?),
-        Program::Iter(program)
-            if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) || [DEPART_PROGRAM, ACCEPT_PROGRAM].contains(&name) =>
-        {
-            Iter::load(program, "tcp", types()?)
-        }
-        Program::Iter(program) => Iter::load(program, "bpf_map_elem", types()?),
+        Program::Iter(program) if name == UDP_PROGRAM => Iter::load(program, "udp", types()?),
+        Program::Iter(program) => Iter::load(program, "tcp", types()?),
         _ => return Err(Refusal { reason: "it has an unknown program type".to_owned(), log: String::new() }),
     };
     loaded.map_err(Refusal::from)
@@ -670,12 +680,6 @@ fn boxed<L: Send + Sync + 'static>(link: Result<L, ProgramError>) -> Result<Box<
     Ok(Box::new(link?))
 }
 
-/// Attaches an iterator to the map that it dumps.
-fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str, map: &str) -> Result<OwnedFd, LoadError> {
-    let (program, map) = (program_fd(ebpf, name)?, map_fd(ebpf, name, map)?);
-    sys::attach_iterator(program.as_fd(), Some(map.as_fd())).map_err(|error| refused(name, error.to_string()))
-}
-
 /// A descriptor of a loaded program.
 fn program_fd(ebpf: &aya::Ebpf, name: &'static str) -> Result<OwnedFd, LoadError> {
     let program = ebpf.program(name).and_then(|program| program.fd().ok()).ok_or_else(|| refused(name, "it is not loaded"))?;
@@ -684,17 +688,17 @@ fn program_fd(ebpf: &aya::Ebpf, name: &'static str) -> Result<OwnedFd, LoadError
 
 /// A descriptor of the map that this program dumps.
 pub(super) fn map_fd(ebpf: &aya::Ebpf, program: &str, map: &str) -> Result<OwnedFd, LoadError> {
-    let Some(Map::SkStorage(map) | Map::HashMap(map) | Map::Array(map)) = ebpf.map(map) else {
+    let Some(Map::HashMap(map) | Map::Array(map)) = ebpf.map(map) else {
         return Err(refused(program, format!("the programs lack the map {map}, which it dumps")));
     };
     map.fd().as_fd().try_clone_to_owned().map_err(|error| refused(program, error.to_string()))
 }
 
-/// Loads a program that runs for each TCP socket, and attaches it to the sockets of this network namespace.
+/// Loads a program that runs for each TCP or UDP socket, and attaches it to the sockets of this network namespace.
 fn load_socket_iterator(ebpf: &mut aya::Ebpf, name: &'static str, btf: &Btf) -> Result<OwnedFd, LoadError> {
     load_programs(ebpf, &[name], Some(btf))?;
     let program = program(ebpf, name)?.fd().map_err(|error| refused(name, error.to_string()))?;
-    sys::attach_iterator(program.as_fd(), None).map_err(|error| refused(name, error.to_string()))
+    sys::attach_iterator(program.as_fd()).map_err(|error| refused(name, error.to_string()))
 }
 
 impl Shaper {

@@ -1,22 +1,66 @@
 //! Flows that change their link while they run (`ebpf/rewrite.bpf.c`, `ebpf/depart.bpf.c`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aya::maps::HashMap;
-use braid_control::steering::{Ends, MAX_REWRITES, MovedSocket, Rewrite, Segment, SteeringError};
-use braid_model::{LinkIndex, SequenceNumbers, Time};
+use braid_control::steering::{Ends, MAX_DATAGRAM_FLOWS, MAX_REWRITES, MovedSocket, Rewrite, Segment, SteeringError};
+use braid_decide::tables;
+use braid_model::{FlowId, LinkIndex, Protocol, SequenceNumbers, Time};
 
+use super::convert::mapped;
 use super::forward::forward_key;
 use super::{BpfSteering, failed, ignore_missing, iterate};
+use crate::linux::sockdiag;
 use crate::linux::sys::{abi, bpf as sys};
+use crate::linux::worker::Worker;
 
 const ACTION: &str = "rewrite moved flows";
+const KEEP: &str = "keep the addresses of datagrams";
 /// How long a fresh look at the sockets waits for an earlier one.
 const FRESH: Duration = Duration::from_millis(60);
+/// How long an answer about sockets of datagrams may take, and how long it counts.
+const SOCKETS: Duration = Duration::from_millis(60);
+const RECENT: Duration = Duration::from_secs(1);
 /// How long the end of all moves waits for sockets that a program keeps locked.
 const RELEASE: Duration = Duration::from_secs(2);
+
+/// Sockets of moved flows of datagrams.
+pub(super) struct DatagramSockets {
+    /// Flows whose sockets were looked for.
+    flows: BTreeSet<Ends>,
+    /// Those of them whose way a routing rule may choose.
+    follow: BTreeSet<Ends>,
+    read: Option<Instant>,
+    worker: Worker,
+}
+
+impl Default for DatagramSockets {
+    fn default() -> Self {
+        Self { flows: BTreeSet::new(), follow: BTreeSet::new(), read: None, worker: Worker::new("braid-datagrams", 1) }
+    }
+}
+
+impl DatagramSockets {
+    /// Asks the kernel for the sockets of these flows, if its last answer is old, or one must be `fresh`. If there is none in time, the last one counts.
+    fn look_for(&mut self, flows: BTreeSet<Ends>, fresh: bool) {
+        let is_recent = self.read.is_some_and(|at| at.elapsed() < RECENT);
+        if flows.is_empty() || !fresh && is_recent && flows == self.flows {
+            return;
+        }
+        let asked = flows.clone();
+        let follows = |ends: &Ends| {
+            let found = sockdiag::udp_follows_rules(ends.source, ends.destination, |mark| !tables::is_ours(mark));
+            found.is_ok_and(|follows| follows == Some(true))
+        };
+        match self.worker.ask(SOCKETS, move || asked.into_iter().filter(follows).collect()) {
+            Ok(follow) => (self.flows, self.follow, self.read) = (flows, follow, Some(Instant::now())),
+            Err(error) => tracing::debug!(%error, "sockets of moved datagrams were not read"),
+        }
+    }
+}
 
 impl BpfSteering {
     /// Makes these the rewritten flows. After an error the next call continues.
@@ -26,7 +70,7 @@ impl BpfSteering {
         let gone: Vec<Ends> = self.rewrites.keys().filter(|ends| !wanted.contains_key(ends)).copied().collect();
         for ends in gone {
             ignore_missing(map.remove(&key(&ends))).map_err(failed(ACTION))?;
-            self.departs |= self.rewrites.remove(&ends).is_some_and(|rewrite| !rewrite.arrives);
+            self.departs |= self.rewrites.remove(&ends).is_some_and(|rewrite| !rewrite.arrives) && ends.protocol == Protocol::Tcp;
         }
         for (ends, rewrite) in wanted {
             let known = self.rewrites.get(ends);
@@ -35,7 +79,7 @@ impl BpfSteering {
             }
             map.insert(key(ends), raw(ends, rewrite), 0).map_err(failed(ACTION))?;
             self.rewrites.insert(*ends, *rewrite);
-            self.departs |= !rewrite.arrives;
+            self.departs |= !rewrite.arrives && ends.protocol == Protocol::Tcp;
         }
         if was_used == self.rewrites.is_empty() {
             self.switch()?;
@@ -64,6 +108,8 @@ impl BpfSteering {
             thread::sleep(Duration::from_millis(2));
             self.depart()?;
         }
+        let leaves = |(ends, rewrite): (&Ends, &Rewrite)| (ends.protocol == Protocol::Udp && !rewrite.arrives).then_some(*ends);
+        self.datagram_sockets.look_for(self.rewrites.iter().filter_map(leaves).collect(), fresh);
         let mut map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
         let mut moved: BTreeMap<Ends, MovedSocket> = BTreeMap::new();
         for (ends, rewrite) in self.rewrites.iter().filter(|(_, rewrite)| !rewrite.passes) {
@@ -76,11 +122,16 @@ impl BpfSteering {
                     Some(_) => known.moved = known.moved.max(seen),
                     None => known.home = seen,
                 }
+                if rewrite.device.is_none() && entry.sent | entry.received != 0 {
+                    known.numbers = Some(SequenceNumbers { sent: entry.sent, received: entry.received });
+                }
                 if entry.refused != 0 {
                     map.insert(key(ends), abi::Rewrite { refused: 0, ..entry }, 0).map_err(failed(ACTION))?;
                     known.refused |= entry.refused & abi::RESET != 0;
                     known.claimed = (entry.refused & abi::SYN != 0).then(|| ends.reversed()).or(known.claimed);
                 }
+            } else if ends.protocol == Protocol::Udp {
+                moved.entry(*ends).or_default().follows = self.datagram_sockets.follow.contains(ends);
             } else {
                 let known = moved.entry(*ends).or_default();
                 known.follows = entry.follows != 0;
@@ -93,6 +144,30 @@ impl BpfSteering {
             }
         }
         Ok(moved)
+    }
+
+    /// Makes datagrams of these sockets keep their source addresses, and others not.
+    pub(super) fn keep(&mut self, flows: &BTreeMap<(FlowId, SocketAddr), IpAddr>) -> Result<(), SteeringError> {
+        let key = |(id, remote): &(FlowId, SocketAddr)| abi::DatagramKey {
+            socket: id.0,
+            remote: mapped(remote.ip()),
+            port: remote.port().into(),
+            pad: 0,
+        };
+        let mut map: HashMap<_, abi::DatagramKey, abi::Kept> = typed_map!(self, HashMap, "kept", "keep the addresses of datagrams");
+        let gone: Vec<_> = self.kept.keys().filter(|flow| !flows.contains_key(flow)).copied().collect();
+        for flow in gone {
+            ignore_missing(map.remove(&key(&flow))).map_err(failed(KEEP))?;
+            self.kept.remove(&flow);
+        }
+        for (flow, source) in flows {
+            if self.kept.get(flow) == Some(source) || !self.kept.contains_key(flow) && self.kept.len() >= MAX_DATAGRAM_FLOWS {
+                continue;
+            }
+            map.insert(key(flow), abi::Kept { source: mapped(*source) }, 0).map_err(failed(KEEP))?;
+            self.kept.insert(*flow, *source);
+        }
+        Ok(())
     }
 
     /// When the last packet arrived with each of these addresses.

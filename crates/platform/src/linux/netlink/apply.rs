@@ -9,7 +9,7 @@ use ipnet::{IpNet, Ipv6Net};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType};
-use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleHeader, RuleMessage};
+use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleHeader, RuleMessage, RulePortRange};
 
 use super::DumpError;
 use super::facts::address_family;
@@ -308,6 +308,10 @@ fn rule_message(rule: &RuleFacts, protocol: u8) -> RuleMessage {
         add(Some(RuleAttribute::Table(table)));
     }
     add(rule.suppress_prefix_len.map(|length| RuleAttribute::SuppressPrefixLen(length.into())));
+    let only = |port| RulePortRange { start: port, end: port };
+    add(rule.ports.map(|ports| RuleAttribute::IpProtocol(ports.protocol.number().into())));
+    add(rule.ports.map(|ports| RuleAttribute::SourcePortRange(only(ports.source))));
+    add(rule.ports.map(|ports| RuleAttribute::DestinationPortRange(only(ports.destination))));
     message
 }
 
@@ -333,6 +337,9 @@ pub(super) fn rule_text(rule: &RuleFacts) -> String {
     }
     if let Some((mark, mask)) = rule.mark {
         text += &format!(" fwmark {mark:#x}/{mask:#x}");
+    }
+    if let Some(ports) = &rule.ports {
+        text += &format!(" {:?} sport {} dport {}", ports.protocol, ports.source, ports.destination);
     }
     match rule.action {
         RuleAction::Table(table) => text += &format!(" lookup {table}"),

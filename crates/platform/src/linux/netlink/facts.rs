@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use braid_model::{ByteCount, Family, LinkIndex, Mac, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts, Traffic};
+use braid_model::{ByteCount, Family, FlowPorts, LinkIndex, Mac, NextHop, Protocol, RouteFacts, RouteKind, RuleAction, RuleFacts, Traffic};
 use ipnet::IpNet;
 use netlink_packet_core::{DecodeError, Emitable, Nla, NlaBuffer, NlasIterator, Parseable, ParseableParametrized};
 use netlink_packet_route::AddressFamily;
@@ -15,7 +15,7 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteLwEnCapType, RouteMetric, RouteNextHop, RouteNextHopFlags, RouteType,
     RouteVia,
 };
-use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleFlags, RuleHeader};
+use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleFlags, RuleHeader, RulePortRange};
 use netlink_packet_route::stats::{StatsAttribute, StatsHeader};
 
 use super::{is_our_route, is_our_rule};
@@ -217,6 +217,7 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
     let family = family(header.family)?;
     let (mut source, mut destination, mut mark, mut mask) = (None, None, None, None);
     let (mut table, mut target, mut protocol, mut complete) = (u32::from(header.table), 0, 0, true);
+    let (mut transport, mut source_port, mut destination_port) = (None, None, None);
     let mut rule = RuleFacts {
         family,
         priority: 0,
@@ -225,6 +226,7 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
         mark: None,
         input: None,
         output: None,
+        ports: None,
         conditional: header.tos != 0,
         invert: header.flags.contains(RuleFlags::Invert),
         action: RuleAction::Other,
@@ -250,12 +252,23 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
             Some(RuleAttribute::TunId(tunnel)) => rule.conditional |= tunnel != 0,
             Some(RuleAttribute::Realm(_)) => {}
             Some(RuleAttribute::Other(pad)) if pad.kind() == FRA_PAD => {}
-            // Users, ports, protocols, l3mdev, and selectors of later kernels.
-            Some(_) => rule.conditional = true,
+            // Ports and protocols, and also users, l3mdev, and selectors of later kernels.
+            Some(other) => {
+                rule.conditional = true;
+                match other {
+                    RuleAttribute::IpProtocol(number) => transport = Some(Protocol::from_number(number.into())),
+                    RuleAttribute::SourcePortRange(range) => source_port = only(range),
+                    RuleAttribute::DestinationPortRange(range) => destination_port = only(range),
+                    _ => {}
+                }
+            }
             None => complete = false,
         }
     }
     rule.conditional |= !complete;
+    if let (Some(protocol), Some(source), Some(destination)) = (transport, source_port, destination_port) {
+        rule.ports = Some(FlowPorts { protocol, source, destination });
+    }
     rule.source = prefix(source, header.src_len, family);
     rule.destination = prefix(destination, header.dst_len, family);
     rule.mark = match (mark, mask) {
@@ -272,6 +285,11 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
     };
     rule.ours = is_our_rule(protocol, rule.priority);
     Some(rule)
+}
+
+/// The port, if a range has only one.
+fn only(range: RulePortRange) -> Option<u16> {
+    (range.start == range.end).then_some(range.start)
 }
 
 /// Parses an attribute with the library, but also accepts device names that are not UTF-8.

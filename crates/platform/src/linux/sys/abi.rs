@@ -16,6 +16,12 @@ pub const MAX_HOLD: usize = 16_384;
 pub const MAX_SHAPES: usize = 4096;
 /// Maximum number of forwarded flows, where there is memory for so many.
 pub const MAX_FORWARDED: usize = 131_072;
+/// Number of places of TCP flows.
+pub const CONNECTION_PLACES: usize = 4096;
+/// Number of places that a run of their dump takes.
+pub const DUMPED: usize = 512;
+/// Maximum number of ids that it takes instead.
+pub const DUMPED_IDS: usize = 256;
 /// How long a direction of a flow in the fast path is confirmed, in nanoseconds.
 pub const CONFIRMED_NS: u64 = 2_500_000_000;
 /// Maximum number of policy rules.
@@ -102,13 +108,15 @@ abi! {
         id: u64, started: u64, demand: u64, reserved: u64, rx: u64, tx: u64, cgroup: u64, last: u64, app: AppKey,
         remote: [u32; 4], port: u16, protocol: u8, family: u8, slot: u32, ifindex: u32, process: u32, user: u32, flags: u32,
         direction: u8, class: u8, scheduler: u8, rule: u8, answered_or_tick: u32, allowed: u32, untried: u32, moves: u8, resent: u8,
-        scale: [u8; 2], handshake_or_inode: u32,
+        scale_or_local_port: [u8; 2], handshake_or_inode: u32,
     }
     /// `struct braid_flow_row`.
     FlowRow {
         flow: Flow, rx: u64, tx: u64, delivery_rate: u64, srtt_us: u32, rcv_rtt_us: u32, retransmissions: u32, segments_out: u32,
         state: u32, local_port: u32, local: [u32; 4], read_at: u64,
     }
+    /// `struct connection` in `ebpf/maps.h`.
+    Connection { flow: Flow, socket: u64, }
     /// `struct braid_redirection`.
     Redirection { port4: u16, port6: u16, datagrams4: u16, datagrams6: u16, packets: u16, pad: u16, clients: [u16; 2], client_datagrams: [u16; 2], }
     /// `struct braid_arrival`.
@@ -120,6 +128,8 @@ abi! {
     Share { arrivals: u32, exchanges: u32, }
     /// `struct braid_datagram_key`.
     DatagramKey { socket: u64, remote: [u32; 4], port: u32, pad: u32, }
+    /// `struct braid_kept`.
+    Kept { source: [u32; 4], }
     /// `struct braid_forward_key`.
     ForwardKey { client: [u32; 4], remote: [u32; 4], client_port: u16, remote_port: u16, protocol: u8, pad: [u8; 3], }
     /// `struct braid_rewrite`.

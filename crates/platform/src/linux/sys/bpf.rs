@@ -71,16 +71,15 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Attaches an iterator program to the elements of one map, or without a map to the objects that the program iterates over.
-pub fn attach_iterator(program: BorrowedFd<'_>, map: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
-    let info = map.map(|map| u64::from(map.as_raw_fd() as u32)); // `union bpf_iter_link_info { struct { __u32 map_fd; } map; ... }`
+/// Attaches an iterator program to the objects that it iterates over.
+pub fn attach_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut attr = LinkCreate {
         prog_fd: program.as_raw_fd() as u32,
         target_fd: 0,
         attach_type: BPF_TRACE_ITER,
         flags: 0,
-        iter_info: info.as_ref().map_or(0, |info| std::ptr::from_ref(info) as u64),
-        iter_info_len: info.map_or(0, |info| size_of_val(&info) as u32),
+        iter_info: 0,
+        iter_info_len: 0,
         pad: 0,
     };
     bpf(BPF_LINK_CREATE, &mut attr).map(owned)
@@ -94,7 +93,15 @@ pub fn start_iterator(link: BorrowedFd<'_>) -> io::Result<File> {
 
 /// Runs a packet program `repeat` times on an empty packet. Returns the mean time of a run in nanoseconds.
 pub fn test_run(program: BorrowedFd<'_>, repeat: u32) -> io::Result<u32> {
-    let packet = [0u8; 64];
+    run(program, &[0; 64], repeat).map(|done| done.duration)
+}
+
+/// Runs a packet program once on this packet, an Ethernet header and some 3,500 bytes at most. Returns the program's result.
+pub fn run_once(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<u32> {
+    run(program, packet, 1).map(|done| done.retval)
+}
+
+fn run(program: BorrowedFd<'_>, packet: &[u8], repeat: u32) -> io::Result<TestRun> {
     let mut attr = TestRun {
         prog_fd: program.as_raw_fd() as u32,
         data_size_in: packet.len() as u32,
@@ -103,7 +110,36 @@ pub fn test_run(program: BorrowedFd<'_>, repeat: u32) -> io::Result<u32> {
         ..TestRun::default()
     };
     bpf(BPF_PROG_TEST_RUN, &mut attr)?;
-    Ok(attr.duration)
+    Ok(attr)
+}
+
+/// Reads the first `count` values of an array map whose values have the size of `V`. Needs Linux 5.6.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn read_first<V: aya::Pod>(map: BorrowedFd<'_>, count: usize) -> io::Result<Vec<V>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let (mut keys, mut values, mut next) = (vec![0u32; count], Vec::<V>::with_capacity(count), 0u32);
+    let mut attr = LookupBatch {
+        in_batch: 0,
+        out_batch: std::ptr::from_mut(&mut next) as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: count as u32,
+        map_fd: map.as_raw_fd() as u32,
+        elem_flags: 0,
+        flags: 0,
+    };
+    match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
+        // The end of the map.
+        Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error),
+        _ => {}
+    }
+    // SAFETY: the kernel has written `attr.count` values to the buffer, which has room for them, and every bit pattern is a `Pod` value.
+    unsafe { values.set_len((attr.count as usize).min(count)) };
+    Ok(values)
 }
 
 /// Has the kernel keep the sum of a test packet's bytes, as of one from a network card, and check it after the run. Linux 6.16 has it.

@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{ControlServer, FlowToMove, MAX_LEASE, MAX_REASON};
 use crate::account::Account;
-use crate::control::{MAX_FLOWS, MoveAnswer, MoveStep, PassRequest, Passage, PassingFlow};
+use crate::control::{FlowProtocol, MAX_FLOWS, MoveAnswer, MoveStep, PassRequest, Passage, PassingFlow};
 
 /// How much longer than asked for the daemon may let a flow pass: it rounds leases up to whole seconds.
 const MARGIN: Duration = Duration::from_secs(2);
@@ -65,7 +65,12 @@ impl ControlServer {
             match found {
                 Ok((passage, is_new)) => {
                     let own = (passage.far, flow.server);
-                    wanted.push((place, passage, FlowToMove { own, wire: (passage.near, flow.client), numbers: None }, is_new));
+                    wanted.push((
+                        place,
+                        passage,
+                        FlowToMove { own, wire: (passage.near, flow.client), protocol: FlowProtocol::Tcp, numbers: None },
+                        is_new,
+                    ));
                 }
                 Err(reason) => drop(answer.refused.insert(place, reason)),
             }
