@@ -294,6 +294,14 @@ impl FakeSteering {
         Steered::To(slot, id)
     }
 
+    /// Makes a flow one of datagrams, of a socket that is not connected.
+    pub fn make_datagrams(&mut self, id: FlowId) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            (row.protocol, row.connecting, row.unanswered_since) = (Protocol::Udp, false, None);
+            (row.retransmissions, row.segments_out, row.local.0) = (None, None, IpAddr::from([0; 4]));
+        }
+    }
+
     /// Simulates that a program accepts a connection of another host. `None`: no link has this local IPv4 address.
     pub fn accept(&mut self, now: Time, app: &AppId, user: u32, local: (IpAddr, u16), from: (IpAddr, u16)) -> Option<FlowId> {
         let links = self.params.as_ref()?.links.iter().enumerate();

@@ -112,8 +112,18 @@ fn flows_of_one_service_leave_a_dead_link_by_one_order_and_are_not_ended() {
 fn request(own: &Ends) -> RewriteRequest {
     let ends = |ends: &Ends| FlowEnds { source: ends.source, destination: ends.destination };
     let wire = Ends { destination: "203.0.113.11:40000".parse().unwrap(), ..*own };
-    let flow = MovedFlow { own: ends(own), wire: ends(&wire), sends: false, active: false, passes: false, remaining_ms: 0, numbers: None };
-    RewriteRequest { flows: vec![flow], lease_ms: Some(60_000), sends: true, partial: true }
+    let protocol = braid_api::MovedProtocol::Tcp;
+    let flow = MovedFlow {
+        own: ends(own),
+        wire: ends(&wire),
+        protocol,
+        sends: false,
+        active: false,
+        passes: false,
+        remaining_ms: 0,
+        numbers: None,
+    };
+    RewriteRequest { flows: vec![flow], lease_ms: Some(60_000), sends: true, partial: true, prove: false }
 }
 
 #[test]

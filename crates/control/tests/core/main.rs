@@ -3,6 +3,7 @@
 mod accepted;
 mod apps;
 mod context;
+mod datagrams;
 mod detect;
 mod energy;
 mod fast;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_api::{FlowEnds, MovedFlow, RewriteRequest};
+use braid_api::{FlowEnds, MovedFlow, MovedProtocol, RewriteRequest};
 use braid_control::Cause;
 use braid_control::config::Config;
 use braid_control::core::Departures;
@@ -22,11 +22,12 @@ const SERVER: &str = "198.51.100.1:80";
 
 fn flow(own: [&str; 2], wire: [&str; 2]) -> MovedFlow {
     let ends = |[source, destination]: [&str; 2]| FlowEnds { source: source.parse().unwrap(), destination: destination.parse().unwrap() };
-    MovedFlow { own: ends(own), wire: ends(wire), sends: false, active: false, passes: false, remaining_ms: 0, numbers: None }
+    let protocol = MovedProtocol::Tcp;
+    MovedFlow { own: ends(own), wire: ends(wire), protocol, sends: false, active: false, passes: false, remaining_ms: 0, numbers: None }
 }
 
 fn request(flows: &[MovedFlow], lease: Option<Duration>, sends: bool) -> RewriteRequest {
-    RewriteRequest { flows: flows.to_vec(), lease_ms: lease.map(|lease| lease.as_millis() as u64), sends, partial: false }
+    RewriteRequest { flows: flows.to_vec(), lease_ms: lease.map(|lease| lease.as_millis() as u64), sends, partial: false, prove: false }
 }
 
 fn ends(source: &str, destination: &str) -> Ends {

@@ -11,6 +11,7 @@ use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{LinkMatcher, LinkRule, LinkSelector, Pattern, Policy, Scheduler};
+use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Mac, Power, Time};
 
@@ -54,6 +55,8 @@ pub(crate) struct World {
     pub(crate) stuck: Vec<FlowId>,
     /// Requests to other hosts to move flows.
     pub(crate) moves: Vec<MoveOrder>,
+    /// The last routing rules and routes.
+    pub(crate) plan: Option<TablePlan>,
 }
 
 impl World {
@@ -78,6 +81,7 @@ impl World {
             released: Vec::new(),
             stuck: Vec::new(),
             moves: Vec::new(),
+            plan: None,
         };
         world.set_network();
         world
@@ -115,7 +119,7 @@ impl World {
                 self.core.poll(self.now).unwrap();
             }
             self.core.tick(self.now).unwrap();
-            let actions = self.core.take_actions();
+            let mut actions = self.core.take_actions();
             if actions.gateway.is_some() {
                 self.core.on_set(self.now, Kept::Gateway);
             }
@@ -123,6 +127,7 @@ impl World {
             self.released.extend(actions.released);
             self.moves.extend(actions.moves);
             self.stuck.extend(actions.stuck.iter().map(|stuck| stuck.id));
+            self.plan = actions.plan.take().or(self.plan.take());
             for plan in actions.probes {
                 let alive = self.answering.get(&plan.link).copied().unwrap_or(true);
                 let (after, outcome) = if alive { (RTT, Outcome::Alive { rtt: RTT }) } else { (plan.timeout, Outcome::Silent) };

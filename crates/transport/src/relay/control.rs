@@ -562,4 +562,66 @@ mod tests {
         }
         assert_eq!((refused, notes.0.lock().unwrap().len(), known.moved.len()), (FORGED, 0, 0));
     }
+
+    fn datagrams(client: &str, numbers: SequenceNumbers) -> PeerFlow {
+        PeerFlow { protocol: FlowProtocol::Udp, sent: numbers.sent, received: numbers.received, ..flow(client) }
+    }
+
+    #[tokio::test]
+    async fn datagrams_move_only_with_the_proof_that_was_sent_to_them() {
+        let notes = Arc::new(Notes::default());
+        let (server, mut known) = (server(notes.clone()), known());
+        let none = SequenceNumbers { sent: 0, received: 0 };
+        let ask = async |known: &mut Known, path, step, flows: Vec<PeerFlow>| {
+            let request = MoveRequest { id: 1, path: 3, lease_ms: Some(30_000), step, flows };
+            server.move_flows(BOND, &request, &[path], None, known).await.refused
+        };
+        // It goes to the flow's own address, which must be that of the path.
+        let own = PeerFlow { via: "10.0.0.1:50".parse().unwrap(), ..datagrams("10.0.0.1:50", none) };
+        assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Prove, vec![own]).await.len(), 1);
+        assert_eq!(ask(&mut known, path("10.0.0.1"), MoveStep::Prove, vec![datagrams("10.0.0.1:50", none)]).await.len(), 1);
+        let tcp = PeerFlow { protocol: FlowProtocol::Tcp, ..own };
+        assert_eq!(ask(&mut known, path("10.0.0.1"), MoveStep::Prove, vec![tcp]).await.len(), 1);
+        assert!(notes.0.lock().unwrap().is_empty());
+        assert!(ask(&mut known, path("10.0.0.1"), MoveStep::Prove, vec![own]).await.is_empty());
+        let (proved, _) = notes.0.lock().unwrap().pop().unwrap();
+        let proof = proved.numbers.unwrap();
+        assert_eq!((proved.own, proved.wire.1), ((own.server, own.client), own.client));
+        assert!(known.moved.is_empty());
+        // Nothing else moves it.
+        for wrong in
+            [none, SequenceNumbers { sent: proof.sent ^ 2, ..proof }, SequenceNumbers { sent: proof.received, received: proof.sent }]
+        {
+            assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, vec![datagrams("10.0.0.1:50", wrong)]).await.len(), 1);
+        }
+        assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, vec![datagrams("10.0.0.1:51", proof)]).await.len(), 1, "another flow");
+        let request =
+            MoveRequest { id: 1, path: 3, lease_ms: Some(30_000), step: MoveStep::Move, flows: vec![datagrams("10.0.0.1:50", proof)] };
+        let other = server.move_flows(BondId([2; 16]), &request, &[path("10.1.0.1")], None, &mut known).await;
+        assert_eq!(other.refused.len(), 1, "another client");
+        assert!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, request.flows).await.is_empty());
+        assert_eq!(notes.0.lock().unwrap().len(), 1);
+        // Not more of them than a client may need.
+        let many: Vec<PeerFlow> =
+            (0..MAX_PROOFS as u16 + 1).map(|port| PeerFlow { client: SocketAddr::new(own.client.ip(), 100 + port), ..own }).collect();
+        assert_eq!(ask(&mut known, path("10.0.0.1"), MoveStep::Prove, many).await.len(), MAX_PROOFS + 1);
+    }
+
+    #[test]
+    fn a_proof_is_of_one_flow_and_one_client_and_ends() {
+        let proofs = Proofs::new().unwrap();
+        let of = |flow: &PeerFlow, bond| proofs.of(BondId([bond; 16]), flow, 0).unwrap();
+        let flows = [flow("10.0.0.1:50"), flow("10.0.0.1:51"), PeerFlow { server: "192.0.2.1:81".parse().unwrap(), ..flow("10.0.0.1:50") }];
+        let all: BTreeSet<(u32, u32)> =
+            flows.iter().flat_map(|flow| [1, 2].map(|bond| of(flow, bond))).map(|proof| (proof.sent, proof.received)).collect();
+        assert_eq!(all.len(), 6);
+        assert_eq!(proofs.of(BOND, &flows[0], 1), None, "it has just begun");
+        let Some(begin) = Instant::now().checked_sub(PROOF_PERIOD * (PROOF_PERIODS as u32 + 2)) else { return };
+        let older = Proofs { begin, ..proofs };
+        let with = |proof: SequenceNumbers| PeerFlow { sent: proof.sent, received: proof.received, ..flows[0] };
+        for ago in 0..=PROOF_PERIODS + 1 {
+            let proof = older.of(BOND, &flows[0], ago).unwrap();
+            assert_eq!(older.check(BOND, &with(proof)), ago <= PROOF_PERIODS, "{ago} periods ago");
+        }
+    }
 }

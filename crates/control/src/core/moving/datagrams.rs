@@ -132,13 +132,10 @@ impl<S: Steering> Core<S> {
             return BTreeMap::new();
         }
         let Datagrams { hosts, proofs, .. } = &self.moving.datagrams;
+        // A flow whose host cannot be asked for a moment, or whose last other link is gone, keeps its proof.
+        let is_new = |row: &FlowRow| hosts.contains(&row.remote.0.to_canonical()) && self.could_use_several(row);
         let is_provable = |row: &FlowRow| {
-            is_movable(row)
-                && can_move(row)
-                // One that cannot be asked for a moment does not forget what it has proved.
-                && (hosts.contains(&row.remote.0.to_canonical()) || proofs.contains_key(&Ends::of(row)))
-                && now.since(row.started) >= SETTLED
-                && self.could_use_several(row)
+            is_movable(row) && can_move(row) && now.since(row.started) >= SETTLED && (proofs.contains_key(&Ends::of(row)) || is_new(row))
         };
         let living = self.flows.iter().filter(|living| is_provable(&living.row) && !self.has_ended(living));
         living.map(|living| (Ends::of(&living.row), (living.key(), living.row.link))).collect()
