@@ -63,6 +63,9 @@ if command -v systemctl >/dev/null 2>&1; then
     *" nginx-light "*) systemctl disable nginx.service >/dev/null 2>&1 || true ;;
     esac
     case " $missing " in
+    *" babeld "*) systemctl disable babeld.service >/dev/null 2>&1 || true ;;
+    esac
+    case " $missing " in
     *" openssh-server "*) systemctl disable ssh.service ssh.socket >/dev/null 2>&1 || true ;;
     esac
 fi
