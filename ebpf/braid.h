@@ -364,7 +364,7 @@ struct braid_rewrite {
 	__u32 mark; /* their mark afterwards */
 	__u32 arrives; /* 1: they are for this machine */
 	__u32 from; /* they arrive: index of the only device over which they may; 0: any */
-	__u32 follows; /* they leave: 1: the flow's socket does as this entry says */
+	__u32 follows; /* they leave: 1: the flow's socket does as this entry says. Datagrams arrive, with a proof: 1: it has come by this way */
 	__u32 refused; /* they arrive: BRAID_RESET, BRAID_SYN */
 	__u32 sent; /* they leave: sequence number of the first byte that the socket sent, or of its SYN; both 0: not known yet */
 	__u32 received; /* and of the first byte that it received. A socket with others is another connection. Datagrams arrive: the proof that came last */
@@ -378,8 +378,8 @@ struct braid_rewrite {
 };
 
 /*
- * What hosts that run Braid say to each other in a datagram of a flow: this text, and 8 bytes. These prove to the host that repeats them later that it receives
- * the flow's datagrams. If they are zero, the datagram only shows that its way passes datagrams of the flow. The programs drop it, so that no socket gets it.
+ * What hosts that run Braid say to each other in a datagram of a flow: this text, and the flow's proof of 8 bytes. It comes to the flow's own addresses first. Whoever
+ * repeats it later receives the flow's datagrams, and so may say by which other way they come. The programs drop it, so that no socket gets it.
  */
 #define BRAID_MESSAGE "braid: this way?"
 

@@ -287,7 +287,11 @@ static __attribute__((noinline)) int take_message(struct __sk_buff *skb, const s
 		if (message.text[i] != expected.text[i])
 			return 0;
 	if (entry->device) {
-		entry->seen = bpf_ktime_get_coarse_ns();
+		/* Only the flow's other end knows its proof. Until it comes from there, what has these addresses may be another flow. */
+		if (bpf_ntohl(message.proof[0]) == entry->sent && bpf_ntohl(message.proof[1]) == entry->received) {
+			entry->seen = bpf_ktime_get_coarse_ns();
+			entry->follows = 1;
+		}
 	} else if (message.proof[0] | message.proof[1]) {
 		entry->sent = bpf_ntohl(message.proof[0]);
 		entry->received = bpf_ntohl(message.proof[1]);
@@ -320,6 +324,8 @@ int braid_rewrite_in(struct __sk_buff *skb)
 		entry->seen = bpf_ktime_get_coarse_ns();
 		return TC_NEXT;
 	}
+	if (packet.key.protocol == IPPROTO_UDP && (entry->sent | entry->received) && !entry->follows)
+		return TC_NEXT;
 	if (is_refusal(&packet)) {
 		entry->refused |= BRAID_RESET;
 		return TC_DROP;

@@ -79,6 +79,8 @@ pub struct FakeSteering {
     pub late: Option<LatePlan>,
     /// Flows whose sockets do not follow.
     pub stubborn: BTreeSet<Ends>,
+    /// Flows of datagrams whose sockets have a source address.
+    pub sourced: BTreeSet<Ends>,
     /// Moved flows that the other host does not know by their addresses on the way.
     pub disowned: BTreeSet<Ends>,
     /// When the last packets of moved flows arrived with the addresses of their sockets.
@@ -645,6 +647,7 @@ impl Steering for FakeSteering {
         self.call("read the moved flows")?;
         let moved = |ends: &Ends| MovedSocket {
             follows: !self.stubborn.contains(ends),
+            has_source: self.sourced.contains(ends),
             refused: self.disowned.contains(ends),
             numbers: self.numbers.get(ends).copied(),
             segment: Some(Segment { unacknowledged: 1, expected: 1, window: 1 }),

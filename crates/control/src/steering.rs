@@ -553,6 +553,8 @@ impl Rewrite {
 pub struct MovedSocket {
     /// Whether its socket does as its entry says. One that its program bound to a device or marked does not, nor one that somebody keeps locked.
     pub follows: bool,
+    /// Of datagrams: whether its socket has a source address before their way is known.
+    pub has_source: bool,
     /// Whether the other host does not know the connection by its addresses on the way: it answered with a reset, which was dropped. Once it was read, it is `false` until the next reset.
     pub refused: bool,
     /// The sequence numbers with which it began, or the proof that came last in a datagram; `None`: they are not known yet.
@@ -655,8 +657,8 @@ pub struct Keepalive {
 pub enum Content {
     /// A segment without data and with a byte number that was acknowledged: both ends of the connection ignore it (RFC 9293, 3.8.4).
     Segment(Segment),
-    /// A datagram that Braid at the other end takes (`BRAID_MESSAGE`): it proves to the host that repeats these numbers later that it receives the flow's datagrams. `None`:
-    /// it only shows that its way passes datagrams.
+    /// A datagram that Braid at the other end takes (`BRAID_MESSAGE`), with the flow's proof: whoever repeats it later receives the flow's datagrams. `None`: of a flow without
+    /// one, which a program with the right to do so moves.
     Datagram(Option<SequenceNumbers>),
 }
 

@@ -246,9 +246,9 @@ impl Mover for Notes {
         Box::pin(async { Ok(Default::default()) })
     }
 
-    fn has_arrived(&self, _: Vec<FlowToMove>, _: Duration) -> ArrivalResult<'_> {
+    fn arrived(&self, flows: Vec<FlowToMove>, _: Duration) -> ArrivalResult<'_> {
         let arrived = self.looks.fetch_add(1, Ordering::Relaxed) >= 2 && !self.blocked.load(Ordering::Relaxed);
-        Box::pin(async move { Ok(arrived) })
+        Box::pin(async move { Ok(vec![arrived; flows.len()]) })
     }
 }
 

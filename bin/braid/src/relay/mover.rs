@@ -25,9 +25,9 @@ impl Mover for DaemonMover {
         Box::pin(blocking(move || rewrite(&socket, &flows, lease, step)))
     }
 
-    fn has_arrived(&self, flows: Vec<FlowToMove>, lease: Duration) -> ArrivalResult<'_> {
+    fn arrived(&self, flows: Vec<FlowToMove>, lease: Duration) -> ArrivalResult<'_> {
         let socket = self.0.clone();
-        Box::pin(blocking(move || Ok(post(&socket, &flows, Some(lease), false)?.iter().any(|state| state.arrives))))
+        Box::pin(blocking(move || Ok(post(&socket, &flows, Some(lease), false)?.iter().map(|state| state.arrives).collect())))
     }
 }
 

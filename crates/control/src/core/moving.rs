@@ -20,7 +20,7 @@ use super::relocated::MovedFlow;
 use super::timeouts::RETRY;
 use crate::RequestError;
 use crate::links::Link;
-use crate::steering::{Ends, FlowRow, MovedSocket, RedirectedFlow, Steering, SteeringError};
+use crate::steering::{Ends, FlowRow, RedirectedFlow, Steering, SteeringError};
 
 mod accepted;
 mod datagrams;
@@ -905,11 +905,7 @@ impl<S: Steering> Core<S> {
             match flow.stage {
                 _ if !leased => failed.push((*own, "the other host no longer rewrites its packets, or its lease ended".to_owned())),
                 Stage::Preparing(until) => {
-                    let numbers_of = |socket: &MovedSocket| match own.protocol {
-                        Protocol::Udp => self.moving.datagrams.proof(own),
-                        _ => socket.numbers,
-                    };
-                    if let Some(numbers) = active.get(own).and_then(numbers_of) {
+                    if let Some(numbers) = active.get(own).and_then(|socket| self.moving.datagrams.numbers(own, socket)) {
                         (flow.numbers, flow.stage) = (Some(numbers), Stage::Asked(now + ANSWER));
                         let recipient = flow.recipient();
                         if let Some((slot, ordered)) = flow.ordered(own, &recipient) {

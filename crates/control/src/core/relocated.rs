@@ -31,6 +31,9 @@ const MAX_LATE: usize = 2;
 const SETTLED: Duration = Duration::from_secs(1);
 /// How long the other end may take to begin.
 const BEGINNING: Duration = Duration::from_secs(20);
+/// How long others must use a moved flow's own addresses until its old proof counts no more, and how long that is known: longer than proofs count.
+const CONTEST: Duration = Duration::from_secs(5);
+const CONTESTED: Duration = Duration::from_secs(600);
 /// A list of flows for checks is not read again within this time.
 const LIST_AGE: Duration = Duration::from_millis(500);
 /// How often it is looked whether the other host rewrites packets of moved flows.
@@ -115,6 +118,9 @@ pub(super) enum RelocationError {
         "flows of datagrams to another address of this machine than {0} are moved already, and their sockets need not have a source address"
     )]
     OtherSource(IpAddr),
+    /// Somebody else has its addresses now.
+    #[error("datagrams come from the own addresses of the flow to {0} again: it needs a new proof")]
+    Contested(SocketAddr),
     /// Only connections can do that.
     #[error("only flows of datagrams are proved so, and only TCP connections pass waypoints and tunnels")]
     Connections,
@@ -141,6 +147,7 @@ impl From<RelocationError> for RequestError {
             | RelocationError::Datagrams
             | RelocationError::NoSocket(_)
             | RelocationError::OtherSource(_)
+            | RelocationError::Contested(_)
             | RelocationError::Stranger(..)
             | RelocationError::Own(_) => Self::conflict("Not moved", error.to_string()),
             RelocationError::Unsupported(_) => Self::failed("Not moved", error.to_string()),
@@ -172,6 +179,8 @@ pub(super) struct Relocated {
     reading: BTreeSet<Ends>,
     /// Flows of datagrams to whose own addresses proofs may come.
     pub(super) watched: BTreeSet<Ends>,
+    /// Old proofs of flows of datagrams whose own addresses others use, and until when they are known.
+    contested: BTreeMap<Ends, (SequenceNumbers, Time)>,
     /// Flows of datagrams that routing rules lead to the device; and whether the route chooses their source address.
     led: BTreeMap<Ends, bool>,
     /// The last list of flows for checks, until the next poll.
@@ -200,6 +209,8 @@ struct Entry {
     passes: bool,
     /// It is a flow of datagrams whose socket may have no source address: not this machine has opened it.
     chosen: bool,
+    /// Of datagrams: when the first and the last came with its own addresses although it has left them.
+    at_home: Option<(Time, Time)>,
 }
 
 /// The outcome of a request.
@@ -355,6 +366,12 @@ impl<S: Steering> Core<S> {
             let is_refused = socket.refused && socket.moved.is_none_or(|at| at + LOOK_INTERVAL < now);
             // Packets may overtake each other.
             let settled = socket.moved.map_or(entry.sends_since + BEGINNING, |at| at.max(entry.sends_since) + SETTLED);
+            if own.protocol == Protocol::Udp
+                && entry.sends_by.is_some()
+                && let Some(at) = socket.home.filter(|at| *at > entry.sends_since + BEGINNING)
+            {
+                entry.at_home = Some((entry.at_home.map_or(at, |(first, _)| first), at));
+            }
             if is_refused || entry.sends_by.is_some() && socket.home.is_some_and(|at| at > settled) {
                 entry.until = entry.until.min(now);
             }
@@ -446,6 +463,11 @@ impl<S: Steering> Core<S> {
         let proved = self.prove(now, flows);
         // Whole seconds, so that leases end together.
         let until = Time::from_nanos((now + lease).as_nanos().next_multiple_of(1_000_000_000));
+        // The route chooses the source address of datagrams whose socket has none.
+        let is_chosen = |own: &Ends| {
+            let has_source = self.is_listed(own) || proved.get(own).is_some_and(|(_, has_source)| *has_source);
+            own.protocol == Protocol::Udp && !has_source
+        };
         let mut next = self.relocated.flows.clone();
         let mut arrivals: BTreeSet<Ends> = next.values().flat_map(Entry::arrivals).collect();
         let (mut named, mut refused) = (BTreeSet::new(), BTreeMap::new());
@@ -469,9 +491,10 @@ impl<S: Steering> Core<S> {
                 Ok(()) if own.protocol == Protocol::Udp && known.is_none() && datagrams(&next) >= MAX_DATAGRAM_FLOWS => {
                     Err(RelocationError::Datagrams)
                 }
-                Ok(()) if own.protocol == Protocol::Udp && known.is_none() && !self.is_listed(own) && chooses_other(&next, own) => {
+                Ok(()) if known.is_none() && is_chosen(own) && chooses_other(&next, own) => {
                     Err(RelocationError::OtherSource(own.source.ip()))
                 }
+                Ok(()) if self.is_contested(now, flow) => Err(RelocationError::Contested(own.source)),
                 Ok(()) if is_foreign => Err(RelocationError::Taken(own.source, own.destination)),
                 Ok(()) if wire != own && (self.is_listed(wire) || !is_its && arrivals.contains(wire)) => {
                     Err(RelocationError::Taken(wire.source, wire.destination))
@@ -495,10 +518,11 @@ impl<S: Steering> Core<S> {
                     arrivals.extend(entry.arrivals());
                 }
                 (Ok(()), btree_map::Entry::Vacant(free)) => {
-                    let (sends_by, numbers) = (sends.then_some(*wire), proved.get(own).copied());
-                    let (late, passes) = (BTreeMap::new(), *passes);
-                    let chosen = own.protocol == Protocol::Udp && !self.is_listed(own);
-                    free.insert(Entry { wire: *wire, asked: now, sends_by, sends_since: now, late, until, numbers, passes, chosen });
+                    let (sends_by, numbers) =
+                        (sends.then_some(*wire), proved.get(own).map(|(numbers, _)| *numbers).or_else(|| self.proof_of(own)));
+                    let (late, passes, chosen) = (BTreeMap::new(), *passes, is_chosen(own));
+                    let (asked, sends_since, at_home) = (now, now, None);
+                    free.insert(Entry { wire: *wire, asked, sends_by, sends_since, late, until, numbers, passes, chosen, at_home });
                     arrivals.insert(*wire);
                 }
             }
@@ -513,6 +537,27 @@ impl<S: Steering> Core<S> {
         self.knock(now, &begin);
         self.hasten(&begin);
         Ok(Relocation { refused, applied })
+    }
+
+    /// Whether others use the own addresses of a moved flow of datagrams now, so that its old proof counts no more. Connections show that by their sequence numbers.
+    fn is_contested(&self, now: Time, flow: &MovedFlow) -> bool {
+        let entry = self.relocated.flows.get(&flow.own);
+        let is_used = |entry: &Entry| entry.at_home.is_some_and(|(first, last)| last.since(first) > CONTEST);
+        let is_old = |(numbers, until): &(SequenceNumbers, Time)| *until > now && flow.numbers == Some(*numbers);
+        entry.is_some_and(is_used) || self.relocated.contested.get(&flow.own).is_some_and(is_old)
+    }
+
+    /// Notes the proofs of flows whose own addresses others use.
+    fn note_contested(&mut self, now: Time) {
+        self.relocated.contested.retain(|_, (_, until)| *until > now);
+        for (own, entry) in &self.relocated.flows {
+            if let (Some((first, last)), Some(numbers)) = (entry.at_home, entry.numbers)
+                && last.since(first) > CONTEST
+                && self.relocated.contested.len() < MAX_REWRITES
+            {
+                self.relocated.contested.insert(*own, (numbers, now + CONTESTED));
+            }
+        }
     }
 
     /// Sends the owners of flows of datagrams proofs to the flows' own addresses. Returns why some get none.
@@ -550,7 +595,7 @@ impl<S: Steering> Core<S> {
             let way = self.way_of(&entry.wire)?;
             let device = self.network.interface(way.device)?.name.clone();
             let content = match own.protocol {
-                Protocol::Udp => Content::Datagram(None),
+                Protocol::Udp => Content::Datagram(entry.numbers),
                 _ => Content::Segment(sockets.get(own)?.segment?),
             };
             Some(Keepalive { way: entry.wire, device, mark: way.mark, content })
@@ -582,8 +627,9 @@ impl<S: Steering> Core<S> {
         Ok(known.into_iter().filter(|(_, entry)| is_new(entry)).map(|(own, _)| own).collect())
     }
 
-    /// Returns the flows that run and began with the sequence numbers that the request gives, and these numbers as this machine has them.
-    fn prove(&mut self, now: Time, flows: &[MovedFlow]) -> BTreeMap<Ends, SequenceNumbers> {
+    /// Returns the flows that run and began with the sequence numbers that the request gives, these numbers as this machine has them, and whether a socket of datagrams has
+    /// a source address.
+    fn prove(&mut self, now: Time, flows: &[MovedFlow]) -> BTreeMap<Ends, (SequenceNumbers, bool)> {
         let asked: BTreeMap<Ends, SequenceNumbers> = flows.iter().filter_map(|flow| Some((flow.own, flow.numbers?))).collect();
         if asked.is_empty() {
             return BTreeMap::new();
@@ -592,13 +638,14 @@ impl<S: Steering> Core<S> {
         let read = self.update_relocated(now).and_then(|()| self.look(now, true));
         self.relocated.reading.clear();
         let proved = |(own, socket): (Ends, MovedSocket)| {
+            let has_source = socket.has_source;
             let theirs = *asked.get(&own)?;
             let numbers = match own.protocol {
                 // Whoever asks has checked the proof.
                 Protocol::Udp => socket.follows.then_some(theirs),
                 _ => socket.numbers.filter(|numbers| numbers.mirror(theirs)),
             };
-            Some((own, numbers?))
+            Some((own, (numbers?, has_source)))
         };
         read.unwrap_or_default().into_iter().filter_map(proved).collect()
     }
@@ -814,6 +861,7 @@ impl<S: Steering> Core<S> {
 
     /// Ends leases, and makes the kernel rewrite what is left. Packets leave only once the device is there; before, the flows stay where they are.
     pub(super) fn update_relocated(&mut self, now: Time) -> Result<(), SteeringError> {
+        self.note_contested(now);
         self.relocated.flows.retain(|_, entry| entry.expire(now));
         let look = self.relocated.sends().then_some(now + LOOK_INTERVAL);
         self.relocated.due = self.relocated.flows.values().map(|entry| entry.due(now)).chain(look).min();
@@ -883,7 +931,9 @@ impl<S: Steering> Core<S> {
             let is_open = |wire: &Ends| tunnel::device(wire.source.ip()).is_none() || self.way_of(wire).is_some();
             for wire in entry.arrivals().filter(|wire| wire != own && is_open(wire)) {
                 let from = self.way_of(&wire).filter(|way| way.own).map(|way| way.device);
-                let arrives = Rewrite { arrives: true, from, ..to(&own.reversed(), Some(departure), tables::DEPARTURE_MARK) };
+                // The proof of a flow of datagrams must come by this way first.
+                let numbers = entry.numbers.filter(|_| own.protocol == Protocol::Udp);
+                let arrives = Rewrite { arrives: true, from, numbers, ..to(&own.reversed(), Some(departure), tables::DEPARTURE_MARK) };
                 rewrites.insert(wire.reversed(), arrives);
             }
             let way = entry.sends_by.and_then(|wire| Some((wire, self.way_of(&wire)?)));

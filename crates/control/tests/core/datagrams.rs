@@ -100,7 +100,7 @@ fn a_flow_is_proved_while_its_link_works_and_moves_when_it_dies() {
     agree(&mut world);
     let rewrite = world.core.steering().rewrites[&own];
     assert_eq!(rewrite.device, Some(LinkIndex(3 - dead.0)));
-    assert!(world.core.steering().keepalives.iter().any(|keepalive| keepalive.content == Content::Datagram(None)));
+    assert!(world.core.steering().keepalives.iter().any(|keepalive| keepalive.content == Content::Datagram(Some(PROOF))));
     let rules = world.plan.as_ref().unwrap().rules.clone();
     let led = rules.iter().find(|rule| rule.ports.is_some()).unwrap();
     assert_eq!((led.source, led.destination), (Some(own.source.ip().into()), Some(SERVER.into())), "a rule leads them");
@@ -211,6 +211,24 @@ fn a_server_proves_and_moves_flows_of_its_sockets_only() {
     // The route can choose one address only.
     let done = world.core.rewrite(world.now, &request(["10.0.2.2:7000", own[1]], false, false)).unwrap();
     assert!(done.flows[0].refused.as_ref().is_some_and(|reason| reason.contains("another address of this machine")), "{done:?}");
+    let sourced = Ends { source: "10.0.2.2:7000".parse().unwrap(), ..ends };
+    world.core.steering().sourced.insert(sourced);
+    let done = world.core.rewrite(world.now, &request(["10.0.2.2:7000", own[1]], false, false)).unwrap();
+    assert_eq!(done.flows[0].refused, None, "its socket has a source address");
+    let arrives = world.core.steering().rewrites[&Ends { source: "203.0.113.9:5000".parse().unwrap(), destination: ends.source, ..ends }];
+    assert_eq!(arrives.numbers, Some(SequenceNumbers { sent: 1, received: 2 }), "the proof must come by the new way");
+    // Others use the flow's own addresses: the old proof counts no more, whatever comes by the new way.
+    for _ in 0..40 {
+        world.run(SECOND);
+        let now = world.now;
+        world.core.steering().home.insert(ends, now);
+        world.core.steering().arrived.insert(ends, now);
+        if world.now.since(Default::default()) < SECOND * 30 {
+            world.core.rewrite(world.now, &request(own, false, true)).unwrap();
+        }
+    }
+    let done = world.core.rewrite(world.now, &request(own, false, true)).unwrap();
+    assert!(done.flows[0].refused.as_ref().is_some_and(|reason| reason.contains("a new proof")), "{done:?}");
     // Neither tunnels nor waypoints take datagrams.
     let mut passing = request(["10.0.1.2:7001", own[1]], false, false);
     passing.flows[0].passes = true;

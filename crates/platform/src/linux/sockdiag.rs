@@ -256,12 +256,24 @@ fn by_ends(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> InetReq
     }
 }
 
-/// Whether the UDP socket at `local` that receives what `remote` sends lets routing rules choose its way: neither its program nor anybody else has bound it to a device, or given
-/// it a mark that `is_foreign`. `None`: there is no such socket. Needs `CAP_NET_ADMIN`; otherwise the kernel does not report marks. See [`owner`].
-pub fn udp_follows_rules(local: SocketAddr, remote: SocketAddr, is_foreign: impl Fn(u32) -> bool) -> io::Result<Option<bool>> {
+/// How a UDP socket sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UdpSender {
+    /// Whether routing rules choose its way: nobody has bound it to a device, or given it a foreign mark.
+    pub follows_rules: bool,
+    /// Whether it has a source address before its way is known.
+    pub has_source: bool,
+}
+
+/// The UDP socket at `local` that receives what `remote` sends; `None`: there is none. Needs `CAP_NET_ADMIN`; otherwise the kernel does not report marks. See [`owner`].
+pub fn udp_sender(local: SocketAddr, remote: SocketAddr, is_foreign: impl Fn(u32) -> bool) -> io::Result<Option<UdpSender>> {
     let found = find(by_ends(Protocol::Udp, local, remote))?;
     let is_marked = |socket: &InetResponse| socket.nlas.iter().any(|nla| matches!(nla, Nla::Mark(mark) if *mark != 0 && is_foreign(*mark)));
-    Ok(found.map(|socket| socket.header.socket_id.interface_id == 0 && !is_marked(&socket)))
+    let sender = |socket: InetResponse| UdpSender {
+        follows_rules: socket.header.socket_id.interface_id == 0 && !is_marked(&socket),
+        has_source: !socket.header.socket_id.source_address.to_canonical().is_unspecified(),
+    };
+    Ok(found.map(sender))
 }
 
 /// Cookie of the UDP socket at `local` that receives what `remote` sends, in this network namespace; `None` if there is none. See [`owner`].

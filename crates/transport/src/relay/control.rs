@@ -49,6 +49,8 @@ const PROVEN_FOR: Duration = Duration::from_secs(60);
 /// A proof is the same for this time, and counts for this number of further such times, in case one is lost.
 const PROOF_PERIOD: Duration = Duration::from_secs(60);
 const PROOF_PERIODS: u64 = 2;
+/// Maximum number of flows of datagrams of a client that are moved at a time. The server's host moves 64 of all clients.
+const MAX_DATAGRAM_FLOWS: usize = 16;
 /// Maximum number of flows for which a client gets proofs in this time.
 const MAX_PROOFS: usize = 64;
 const PROOF_INTERVAL: Duration = Duration::from_secs(1);
@@ -73,16 +75,16 @@ pub struct FlowToMove {
 /// What a [`Mover`] returns: why flows stay where they are, by their places; or why none can be moved.
 pub type MoveResult<'a> = Pin<Box<dyn Future<Output = Result<BTreeMap<usize, String>, String>> + Send + 'a>>;
 
-/// What [`Mover::has_arrived`] returns.
-pub type ArrivalResult<'a> = Pin<Box<dyn Future<Output = Result<bool, String>> + Send + 'a>>;
+/// What [`Mover::arrived`] returns.
+pub type ArrivalResult<'a> = Pin<Box<dyn Future<Output = Result<Vec<bool>, String>> + Send + 'a>>;
 
 /// Rewrites the packets of this host's flows.
 pub trait Mover: Send + Sync {
     /// Takes a step of moving flows for the time of a lease. `None`: they have their own addresses again. Completes once packets are rewritten.
     fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>, step: MoveStep) -> MoveResult<'_>;
 
-    /// Whether a packet of one of the flows has arrived with the new addresses, since [`rewrite`](Self::rewrite) has made this host accept them.
-    fn has_arrived(&self, flows: Vec<FlowToMove>, lease: Duration) -> ArrivalResult<'_>;
+    /// Of which flows a packet has arrived with the new addresses, since [`rewrite`](Self::rewrite) has made this host accept them.
+    fn arrived(&self, flows: Vec<FlowToMove>, lease: Duration) -> ArrivalResult<'_>;
 }
 
 /// Serves the control flows of a server.
@@ -126,10 +128,21 @@ impl Shared {
 struct Known {
     /// Addresses at which it has proved to receive, and when it last did.
     proven: BTreeMap<IpAddr, Instant>,
-    /// The flows that it has moved, as client and server have them, when their leases end, and the numbers that it gave.
-    moved: BTreeMap<Flow, (Instant, SequenceNumbers)>,
+    /// The flows that it has moved, as client and server have them.
+    moved: BTreeMap<Flow, MovedFlow>,
     /// Flows for which it has asked for proofs, since when.
     proved: (Option<Instant>, usize),
+}
+
+/// A flow that a client has moved.
+struct MovedFlow {
+    /// When its lease ends.
+    until: Instant,
+    /// The numbers that the client gave.
+    numbers: SequenceNumbers,
+    /// Its address and port on the way, and whether a packet has come from there.
+    via: SocketAddr,
+    tested: bool,
 }
 
 /// A flow as client and server have it.
@@ -146,24 +159,25 @@ impl Proofs {
         Ok(Self { key: hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())?, begin: Instant::now() })
     }
 
-    /// The proof of a flow to a client, `ago` periods ago; `None`: this server did not run then.
-    fn of(&self, bond: BondId, flow: &PeerFlow, ago: u64) -> Option<SequenceNumbers> {
+    /// The proof of a flow, `ago` periods ago; `None`: this server did not run then. It does not depend on who asks: who else asks for it changes nothing for the flow's
+    /// owner.
+    fn of(&self, flow: &PeerFlow, ago: u64) -> Option<SequenceNumbers> {
         let period = (self.begin.elapsed().as_secs() / PROOF_PERIOD.as_secs()).checked_sub(ago)?;
-        let said = format!("{:?} {} {} {period}", bond.0, flow.client, flow.server);
+        let said = format!("{} {} {period}", flow.client, flow.server);
         let tag = hmac::sign(&self.key, said.as_bytes());
         let word = |at: usize| tag.as_ref().get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_be_bytes);
         // Zero is no proof.
         Some(SequenceNumbers { sent: word(0) | 1, received: word(4) })
     }
 
-    /// Whether a client has got a proof of this flow of late.
-    fn check(&self, bond: BondId, flow: &PeerFlow) -> bool {
+    /// Whether a proof of this flow was sent of late.
+    fn check(&self, flow: &PeerFlow) -> bool {
         let (sent, received) = (flow.sent.to_be_bytes(), flow.received.to_be_bytes());
         let is = |proof: SequenceNumbers| {
             let expected = [proof.sent.to_be_bytes(), proof.received.to_be_bytes()].concat();
             expected.iter().zip([sent, received].concat()).fold(0, |differs, (one, other)| differs | one ^ other) == 0
         };
-        (0..=PROOF_PERIODS).filter_map(|ago| self.of(bond, flow, ago)).any(is)
+        (0..=PROOF_PERIODS).filter_map(|ago| self.of(flow, ago)).any(is)
     }
 }
 
@@ -217,7 +231,7 @@ impl ControlServer {
                 }
                 Request::Move(request) => {
                     let tunnel = self.0.tunnels.as_ref().and_then(|tunnels| tunnels.of(bond));
-                    self.move_flows(bond, &request, &paths, tunnel, &mut known).await
+                    self.move_flows(&request, &paths, tunnel, &mut known).await
                 }
                 Request::Pass(request) if self.0.passes => self.pass_flows(&request, &paths, &mut passing, account, policy).await,
                 Request::Pass(_) => return tracing::debug!(%bond, "a control flow has ended: this host is no waypoint"),
@@ -238,21 +252,26 @@ impl ControlServer {
         let (paths, now) = (self.0.driver.with(|host, _| host.proven_paths(bond)), Instant::now());
         known.proven.extend(paths.iter().map(|path| (path.remote, now)));
         known.proven.retain(|_, at| now.saturating_duration_since(*at) < PROVEN_FOR);
-        known.moved.retain(|_, (until, _)| *until > now);
+        known.moved.retain(|_, moved| moved.until > now);
         paths
     }
 
-    /// Waits until a packet of one of the flows has arrived with the new addresses; `false`: none does. An error is left to the next operation.
-    async fn has_arrived(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration, path: Option<&ProvenPath>) -> bool {
+    /// Waits until a packet of each flow of datagrams, or of one connection, has arrived with the new addresses. Returns of which ones it has. An error is left to the next
+    /// operation.
+    async fn arrived(&self, flows: impl Fn() -> Vec<FlowToMove>, lease: Duration, path: Option<&ProvenPath>) -> Vec<bool> {
         let (begin, [mut pause, longest]) = (Instant::now(), TEST_PAUSES);
         let limit = (TEST + path.map_or(Duration::ZERO, |path| path.rtt) * 2).min(LONGEST_TEST);
         loop {
+            let asked = flows();
             let arrived = {
-                let Ok(_turn) = self.0.turn.acquire().await else { return true };
-                self.0.mover.has_arrived(flows(), lease).await
+                let Ok(_turn) = self.0.turn.acquire().await else { return vec![false; asked.len()] };
+                let done = self.0.mover.arrived(asked.clone(), lease).await;
+                done.unwrap_or_else(|_| asked.iter().map(|flow| flow.protocol == FlowProtocol::Tcp).collect())
             };
-            if arrived != Ok(false) || begin.elapsed() > limit {
-                return arrived != Ok(false);
+            let mut waits = asked.iter().zip(&arrived).filter(|(_, arrived)| !**arrived).map(|(flow, _)| flow.protocol);
+            let is_enough = if arrived.contains(&true) { waits.all(|protocol| protocol == FlowProtocol::Tcp) } else { false };
+            if is_enough || begin.elapsed() > limit {
+                return arrived;
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
@@ -270,14 +289,7 @@ impl ControlServer {
         Some([account.ways.clone().try_acquire_owned().ok()?, self.0.ways.clone().try_acquire_owned().ok()?])
     }
 
-    async fn move_flows(
-        &self,
-        bond: BondId,
-        request: &MoveRequest,
-        paths: &[ProvenPath],
-        tunnel: Option<Tunnel>,
-        known: &mut Known,
-    ) -> MoveAnswer {
+    async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], tunnel: Option<Tunnel>, known: &mut Known) -> MoveAnswer {
         let answer = |refused| MoveAnswer { id: request.id, refused, ..MoveAnswer::default() };
         let all = |reason: &str| answer((0..request.flows.len()).map(|place| (place, reason.to_owned())).collect());
         let lease = request.lease_ms.map(|lease| Duration::from_millis(lease).min(MAX_LEASE));
@@ -310,8 +322,11 @@ impl ControlServer {
                 Some(_) if !is_moved && known.moved.len() + wanted.len() >= MAX_MOVED => {
                     Err(format!("{MAX_MOVED} flows are moved already"))
                 }
-                Some(_) if flow.protocol == FlowProtocol::Udp && !self.is_proved(bond, request.step, flow, known) => {
-                    Err("it gives no proof that its datagrams arrive there, or an old one".to_owned())
+                Some(_)
+                    if flow.protocol == FlowProtocol::Udp
+                        && let Err(reason) = self.check_datagrams(request.step, flow, known) =>
+                {
+                    Err(reason.to_owned())
                 }
                 Some(_) if request.step == MoveStep::Prove && (flow.protocol, flow.via) != (FlowProtocol::Udp, flow.client) => {
                     Err("only the own addresses of datagrams are proved".to_owned())
@@ -325,7 +340,7 @@ impl ControlServer {
             match checked {
                 Ok(mut found) => {
                     if request.step == MoveStep::Prove {
-                        found.numbers = self.0.proofs.of(bond, flow, 0);
+                        found.numbers = self.0.proofs.of(flow, 0);
                     }
                     wanted.push((place, ends, found));
                 }
@@ -336,11 +351,19 @@ impl ControlServer {
             return MoveAnswer { blocked: translated, ..answer(refused) };
         }
         let flows = || wanted.iter().map(|(.., flow)| *flow).collect::<Vec<_>>();
-        if let Some(lease) = lease.filter(|_| request.step == MoveStep::Test)
-            && !self.has_arrived(flows, lease, path).await
-        {
-            return MoveAnswer { blocked: true, ..answer(refused) };
+        if let Some(lease) = lease.filter(|_| request.step == MoveStep::Test) {
+            let arrived = self.arrived(flows, lease, path).await;
+            if !arrived.contains(&true) {
+                return MoveAnswer { blocked: true, ..answer(refused) };
+            }
+            // Of connections, one speaks for all. Of datagrams, nothing else shows whose the new address is.
+            let is_open = |number: usize, found: &FlowToMove| found.protocol == FlowProtocol::Tcp || arrived.get(number) == Some(&true);
+            let (open, closed): (Vec<_>, Vec<_>) =
+                wanted.into_iter().enumerate().partition(|(number, (.., found))| is_open(*number, found));
+            refused.extend(closed.into_iter().map(|(_, (place, ..))| (place, "its proof has not come by the new way".to_owned())));
+            wanted = open.into_iter().map(|(_, found)| found).collect();
         }
+        let flows = || wanted.iter().map(|(.., flow)| *flow).collect::<Vec<_>>();
         let done = self.rewrite(flows(), lease, request.step).await;
         let until = lease.map(|lease| Instant::now() + lease);
         let mut inside = Vec::new();
@@ -353,7 +376,10 @@ impl ControlServer {
                 (Some(reason), _) => drop(refused.insert(place, reason.chars().take(MAX_REASON).collect())),
                 (None, Some(_)) if request.step == MoveStep::Prove => {}
                 (None, Some(until)) => {
-                    known.moved.insert(ends, (until, request.flows[place].numbers()));
+                    let flow = &request.flows[place];
+                    let was_tested = known.moved.get(&ends).is_some_and(|moved| moved.tested && moved.via == flow.via);
+                    let tested = was_tested || request.step == MoveStep::Test;
+                    known.moved.insert(ends, MovedFlow { until, numbers: flow.numbers(), via: flow.via, tested });
                     inside.extend(Tunnel::of(request.flows[place].via.ip()).map(|_| (request.flows[place].via, ends.2.port())));
                 }
                 (None, None) => drop(known.moved.remove(&ends)),
@@ -367,10 +393,24 @@ impl ControlServer {
 }
 
 impl ControlServer {
-    /// Whether a client may ask this of a flow of datagrams. A flow that has moved keeps the proof with which it did: a dead link brings no other.
-    fn is_proved(&self, bond: BondId, step: MoveStep, flow: &PeerFlow, known: &Known) -> bool {
-        let given = known.moved.get(&(flow.protocol, flow.client, flow.server)).map(|(_, numbers)| *numbers);
-        step == MoveStep::Prove || given == Some(flow.numbers()) || self.0.proofs.check(bond, flow)
+    /// Checks what concerns datagrams only. A flow that has moved keeps the proof with which it did: a dead link brings no other.
+    fn check_datagrams(&self, step: MoveStep, flow: &PeerFlow, known: &Known) -> Result<(), &'static str> {
+        let moved = known.moved.get(&(flow.protocol, flow.client, flow.server));
+        let others = known.moved.keys().filter(|(protocol, ..)| *protocol == FlowProtocol::Udp).count();
+        let is_known = moved.is_some_and(|moved| moved.numbers == flow.numbers());
+        match step {
+            _ if Tunnel::of(flow.via.ip()).is_some() || self.0.waypoints.contains(&flow.via.ip()) => {
+                Err("datagrams pass neither tunnels nor waypoints")
+            }
+            MoveStep::Prove => Ok(()),
+            _ if !is_known && !self.0.proofs.check(flow) => Err("it gives no proof that its datagrams arrive there, or an old one"),
+            _ if moved.is_none() && others >= MAX_DATAGRAM_FLOWS => Err("a client moves too many flows of datagrams"),
+            // It might be another flow's address and port.
+            MoveStep::Move if !moved.is_some_and(|moved| moved.tested && moved.via == flow.via) => {
+                Err("nothing has come by the new way yet (\"test\")")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -436,8 +476,6 @@ mod tests {
 
     use super::*;
 
-    const BOND: BondId = BondId([1; 16]);
-
     fn flow(client: &str) -> PeerFlow {
         PeerFlow {
             client: client.parse().unwrap(),
@@ -496,8 +534,8 @@ mod tests {
             Box::pin(async move { Ok(refused) })
         }
 
-        fn has_arrived(&self, flows: Vec<FlowToMove>, _lease: Duration) -> ArrivalResult<'_> {
-            Box::pin(async move { Ok(flows.iter().any(|flow| flow.own.1.port() != self.0)) })
+        fn arrived(&self, flows: Vec<FlowToMove>, _lease: Duration) -> ArrivalResult<'_> {
+            Box::pin(async move { Ok(flows.iter().map(|flow| flow.own.1.port() != self.0).collect()) })
         }
     }
 
@@ -507,18 +545,18 @@ mod tests {
         let (server, mut known) = (server(mover.clone()), known());
         let flows = ["10.0.0.1:50", "10.0.0.1:51", "10.0.0.9:52", "10.0.0.1:53", "10.0.0.1:53"].map(flow).to_vec();
         let mut request = MoveRequest { id: 1, path: 3, lease_ms: Some(3_600_000), step: MoveStep::Move, flows };
-        let refused = server.move_flows(BOND, &request, &[path("10.1.0.1")], None, &mut known).await.refused;
+        let refused = server.move_flows(&request, &[path("10.1.0.1")], None, &mut known).await.refused;
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
         assert_eq!((refused[&1].len(), known.moved.len()), (MAX_REASON, 2));
         assert_eq!(std::mem::take(&mut *mover.1.lock().unwrap()), [(3, Some(MAX_LEASE))]);
         request.lease_ms = None;
-        let refused = server.move_flows(BOND, &request, &[], None, &mut known).await.refused;
+        let refused = server.move_flows(&request, &[], None, &mut known).await.refused;
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
         assert_eq!((std::mem::take(&mut *mover.1.lock().unwrap()), known.moved.len()), (vec![(2, None)], 0));
         request.lease_ms = Some(0);
-        assert_eq!(server.move_flows(BOND, &request, &[path("10.1.0.1")], None, &mut known).await.refused.len(), 5);
+        assert_eq!(server.move_flows(&request, &[path("10.1.0.1")], None, &mut known).await.refused.len(), 5);
         request.flows = vec![flow("10.0.0.1:50"); MAX_FLOWS + 1];
-        assert_eq!(server.move_flows(BOND, &request, &[], None, &mut known).await.refused.len(), MAX_FLOWS + 1);
+        assert_eq!(server.move_flows(&request, &[], None, &mut known).await.refused.len(), MAX_FLOWS + 1);
         assert!(mover.1.lock().unwrap().is_empty());
     }
 
@@ -532,8 +570,9 @@ mod tests {
             Box::pin(async { Ok(BTreeMap::new()) })
         }
 
-        fn has_arrived(&self, _flows: Vec<FlowToMove>, _lease: Duration) -> ArrivalResult<'_> {
-            Box::pin(async { Ok(true) })
+        fn arrived(&self, flows: Vec<FlowToMove>, _lease: Duration) -> ArrivalResult<'_> {
+            // A stranger's flow, whose datagrams do not carry the proof.
+            Box::pin(async move { Ok(flows.iter().map(|flow| flow.wire.1.port() != 666).collect()) })
         }
     }
 
@@ -558,7 +597,7 @@ mod tests {
             let flow = PeerFlow { client, server: "192.0.2.1:80".parse().unwrap(), via, protocol, sent: number, received: two };
             let lease_ms = (one == 0 || two != 0).then_some(u64::MAX - u64::from(number));
             let request = MoveRequest { id: number.into(), path, lease_ms, step: MoveStep::Move, flows: vec![flow] };
-            refused += server.move_flows(BOND, &request, &paths, None, &mut known).await.refused.len() as u32;
+            refused += server.move_flows(&request, &paths, None, &mut known).await.refused.len() as u32;
         }
         assert_eq!((refused, notes.0.lock().unwrap().len(), known.moved.len()), (FORGED, 0, 0));
     }
@@ -574,7 +613,7 @@ mod tests {
         let none = SequenceNumbers { sent: 0, received: 0 };
         let ask = async |known: &mut Known, path, step, flows: Vec<PeerFlow>| {
             let request = MoveRequest { id: 1, path: 3, lease_ms: Some(30_000), step, flows };
-            server.move_flows(BOND, &request, &[path], None, known).await.refused
+            server.move_flows(&request, &[path], None, known).await.refused
         };
         // It goes to the flow's own address, which must be that of the path.
         let own = PeerFlow { via: "10.0.0.1:50".parse().unwrap(), ..datagrams("10.0.0.1:50", none) };
@@ -595,12 +634,25 @@ mod tests {
             assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, vec![datagrams("10.0.0.1:50", wrong)]).await.len(), 1);
         }
         assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, vec![datagrams("10.0.0.1:51", proof)]).await.len(), 1, "another flow");
-        let request =
-            MoveRequest { id: 1, path: 3, lease_ms: Some(30_000), step: MoveStep::Move, flows: vec![datagrams("10.0.0.1:50", proof)] };
-        let other = server.move_flows(BondId([2; 16]), &request, &[path("10.1.0.1")], None, &mut known).await;
-        assert_eq!(other.refused.len(), 1, "another client");
-        assert!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, request.flows).await.is_empty());
-        assert_eq!(notes.0.lock().unwrap().len(), 1);
+        // Until the proof has come by the new way, it may be another flow's, and nothing is sent there.
+        let right = || vec![datagrams("10.0.0.1:50", proof)];
+        assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, right()).await.len(), 1);
+        assert!(ask(&mut known, path("10.1.0.1"), MoveStep::Accept, right()).await.is_empty());
+        assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, right()).await.len(), 1);
+        let stolen = || vec![PeerFlow { via: "10.1.0.1:666".parse().unwrap(), ..right()[0] }];
+        assert!(ask(&mut known, path("10.1.0.1"), MoveStep::Accept, stolen()).await.is_empty());
+        notes.0.lock().unwrap().clear();
+        ask(&mut known, path("10.1.0.1"), MoveStep::Test, stolen()).await;
+        assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, stolen()).await.len(), 1);
+        assert!(notes.0.lock().unwrap().is_empty());
+        assert!(ask(&mut known, path("10.1.0.1"), MoveStep::Accept, right()).await.is_empty());
+        assert!(ask(&mut known, path("10.1.0.1"), MoveStep::Test, right()).await.is_empty());
+        assert!(ask(&mut known, path("10.1.0.1"), MoveStep::Move, right()).await.is_empty());
+        // Waypoints and tunnels take none.
+        for via in ["198.51.100.7:53", "244.0.0.2:7"] {
+            let inside = PeerFlow { via: via.parse().unwrap(), ..right()[0] };
+            assert_eq!(ask(&mut known, path("10.1.0.1"), MoveStep::Accept, vec![inside]).await.len(), 1, "{via}");
+        }
         // Not more of them than a client may need.
         let many: Vec<PeerFlow> =
             (0..MAX_PROOFS as u16 + 1).map(|port| PeerFlow { client: SocketAddr::new(own.client.ip(), 100 + port), ..own }).collect();
@@ -608,20 +660,19 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_of_one_flow_and_one_client_and_ends() {
+    fn a_proof_is_of_one_flow_and_ends() {
         let proofs = Proofs::new().unwrap();
-        let of = |flow: &PeerFlow, bond| proofs.of(BondId([bond; 16]), flow, 0).unwrap();
+        let of = |flow: &PeerFlow| proofs.of(flow, 0).unwrap();
         let flows = [flow("10.0.0.1:50"), flow("10.0.0.1:51"), PeerFlow { server: "192.0.2.1:81".parse().unwrap(), ..flow("10.0.0.1:50") }];
-        let all: BTreeSet<(u32, u32)> =
-            flows.iter().flat_map(|flow| [1, 2].map(|bond| of(flow, bond))).map(|proof| (proof.sent, proof.received)).collect();
-        assert_eq!(all.len(), 6);
-        assert_eq!(proofs.of(BOND, &flows[0], 1), None, "it has just begun");
+        let all: BTreeSet<(u32, u32)> = flows.iter().map(of).map(|proof| (proof.sent, proof.received)).collect();
+        assert_eq!(all.len(), 3);
+        assert_eq!(proofs.of(&flows[0], 1), None, "it has just begun");
         let Some(begin) = Instant::now().checked_sub(PROOF_PERIOD * (PROOF_PERIODS as u32 + 2)) else { return };
         let older = Proofs { begin, ..proofs };
         let with = |proof: SequenceNumbers| PeerFlow { sent: proof.sent, received: proof.received, ..flows[0] };
         for ago in 0..=PROOF_PERIODS + 1 {
-            let proof = older.of(BOND, &flows[0], ago).unwrap();
-            assert_eq!(older.check(BOND, &with(proof)), ago <= PROOF_PERIODS, "{ago} periods ago");
+            let proof = older.of(&flows[0], ago).unwrap();
+            assert_eq!(older.check(&with(proof)), ago <= PROOF_PERIODS, "{ago} periods ago");
         }
     }
 }

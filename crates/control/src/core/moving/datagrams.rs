@@ -9,12 +9,12 @@ use braid_model::{Family, FlowId, LinkIndex, Protocol, SequenceNumbers, Time};
 
 use super::super::{Core, living};
 use super::{BLOCKED, LEASE, MAX_ORDER, Move, MoveStep, OrderedFlow, Recipient, can_move};
-use crate::steering::{Ends, FlowRow, MAX_DATAGRAM_FLOWS, Steering, SteeringError};
+use crate::steering::{Ends, FlowRow, MAX_DATAGRAM_FLOWS, MovedSocket, Steering, SteeringError};
 
 /// Shorter exchanges are not worth a proof.
 const SETTLED: Duration = Duration::from_secs(1);
 /// When another proof is asked for: the other host accepts one for two minutes at least.
-const RENEWAL: Duration = Duration::from_secs(45);
+const RENEWAL: Duration = Duration::from_secs(40);
 /// The same if there was no answer.
 const AGAIN: Duration = Duration::from_secs(5);
 /// How long a proof may be under way.
@@ -55,6 +55,11 @@ impl Datagrams {
         self.proofs.get(own).and_then(|proof| proof.numbers)
     }
 
+    /// The numbers that show which flow is meant.
+    pub(super) fn numbers(&self, own: &Ends, socket: &MovedSocket) -> Option<SequenceNumbers> {
+        if own.protocol == Protocol::Udp { self.proof(own) } else { socket.numbers }
+    }
+
     /// Checks that nothing is missing, if this is a flow of datagrams.
     pub(super) fn check(&self, own: &Ends) -> Result<(), String> {
         let host = own.destination.ip();
@@ -76,6 +81,11 @@ pub(super) fn is_movable(row: &FlowRow) -> bool {
 }
 
 impl<S: Steering> Core<S> {
+    /// The proof of a flow of datagrams that this machine has opened.
+    pub(in crate::core) fn proof_of(&self, own: &Ends) -> Option<SequenceNumbers> {
+        self.moving.datagrams.proof(own)
+    }
+
     /// Completes the rows of datagrams, which the kernel does not know: the source address of a socket that is not connected, and the link over which a moved flow leaves.
     pub(in crate::core) fn place_datagrams(&self, rows: &mut [FlowRow]) {
         for row in rows.iter_mut().filter(|row| row.protocol == Protocol::Udp && !row.forwarded && row.local.1 != 0) {
@@ -155,6 +165,10 @@ impl<S: Steering> Core<S> {
         let sockets = self.look(now, false)?;
         for (own, proof) in self.moving.datagrams.proofs.iter_mut().filter(|(_, proof)| is_under_way(proof)) {
             proof.numbers = sockets.get(own).and_then(|socket| socket.numbers).or(proof.numbers);
+            // The datagram may be lost.
+            if proof.numbers.is_none() {
+                proof.next = proof.next.min(now + AGAIN);
+            }
         }
         Ok(())
     }
@@ -189,7 +203,7 @@ impl<S: Steering> Core<S> {
             is_about_proofs = true;
             match answer {
                 Ok(refused) => {
-                    proof.next = now + RENEWAL;
+                    (proof.asked, proof.next) = (Some(now), now + RENEWAL);
                     if let Some(reason) = refused.get(&place) {
                         (proof.asked, proof.numbers) = (None, None);
                         self.moving.refuse(now, *own, super::quoted("the other host", reason));

@@ -2,12 +2,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use super::iterate::{SocketIterator, WAIT};
 use crate::linux::sys::{abi, bpf as sys};
 
 /// Length of an Ethernet header, behind which the program finds what it is asked for.
 const ETHERNET: usize = 14;
+/// How long a list of UDP flows counts while no newer one can be read.
+const OLD: Duration = Duration::from_secs(10);
 
 /// The program that dumps TCP flows, the map to which it writes rows, and the map of flows that have no place in the array.
 pub(super) struct Connections {
@@ -43,8 +46,9 @@ pub(super) struct SocketDumper {
     connections: Connections,
     /// Dumps the flows of connected UDP sockets.
     datagrams: SocketIterator,
-    /// What its last run that ended has found.
+    /// What its last run that ended has found, and when.
     last: Vec<abi::FlowRow>,
+    read: Instant,
 }
 
 /// The flows of sockets.
@@ -56,7 +60,7 @@ pub(super) struct SocketFlows {
 
 impl SocketDumper {
     pub(super) fn new(connections: Connections, datagrams: SocketIterator) -> Self {
-        Self { connections, datagrams, last: Vec::new() }
+        Self { connections, datagrams, last: Vec::new(), read: Instant::now() }
     }
 
     /// Takes milliseconds if there are thousands of flows.
@@ -70,6 +74,11 @@ impl SocketDumper {
         let is_whole = run.ended;
         if let Some(bytes) = if is_whole { Some(run.rows) } else { late } {
             self.last = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect();
+            self.read = Instant::now();
+        }
+        // Some may have ended since.
+        if self.read.elapsed() > OLD {
+            self.last.clear();
         }
         rows.extend(&self.last);
         Ok(SocketFlows { rows, is_whole })

@@ -31,15 +31,15 @@ const RELEASE: Duration = Duration::from_secs(2);
 pub(super) struct DatagramSockets {
     /// Flows whose sockets were looked for.
     flows: BTreeSet<Ends>,
-    /// Those of them whose way a routing rule may choose.
-    follow: BTreeSet<Ends>,
+    /// Those of them whose way a routing rule may choose, and whether they have a source address.
+    follow: BTreeMap<Ends, bool>,
     read: Option<Instant>,
     worker: Worker,
 }
 
 impl Default for DatagramSockets {
     fn default() -> Self {
-        Self { flows: BTreeSet::new(), follow: BTreeSet::new(), read: None, worker: Worker::new("braid-datagrams", 1) }
+        Self { flows: BTreeSet::new(), follow: BTreeMap::new(), read: None, worker: Worker::new("braid-datagrams", 1) }
     }
 }
 
@@ -51,11 +51,11 @@ impl DatagramSockets {
             return;
         }
         let asked = flows.clone();
-        let follows = |ends: &Ends| {
-            let found = sockdiag::udp_follows_rules(ends.source, ends.destination, |mark| !tables::is_ours(mark));
-            found.is_ok_and(|follows| follows == Some(true))
+        let follows = |ends: Ends| {
+            let sender = sockdiag::udp_sender(ends.source, ends.destination, |mark| !tables::is_ours(mark)).ok()??;
+            sender.follows_rules.then_some((ends, sender.has_source))
         };
-        match self.worker.ask(SOCKETS, move || asked.into_iter().filter(follows).collect()) {
+        match self.worker.ask(SOCKETS, move || asked.into_iter().filter_map(follows).collect()) {
             Ok(follow) => (self.flows, self.follow, self.read) = (flows, follow, Some(Instant::now())),
             Err(error) => tracing::debug!(%error, "sockets of moved datagrams were not read"),
         }
@@ -77,7 +77,16 @@ impl BpfSteering {
             if known == Some(rewrite) || (known.is_none() && self.rewrites.len() >= MAX_REWRITES) {
                 continue;
             }
-            map.insert(key(ends), raw(ends, rewrite), 0).map_err(failed(ACTION))?;
+            let mut entry = raw(ends, rewrite);
+            // A way that was proved stays so.
+            if rewrite.arrives
+                && ends.protocol == Protocol::Udp
+                && let Ok(before) = map.get(&key(ends), 0)
+                && (before.sent, before.received) == (entry.sent, entry.received)
+            {
+                (entry.follows, entry.seen) = (before.follows, before.seen);
+            }
+            map.insert(key(ends), entry, 0).map_err(failed(ACTION))?;
             self.rewrites.insert(*ends, *rewrite);
             self.departs |= !rewrite.arrives && ends.protocol == Protocol::Tcp;
         }
@@ -131,7 +140,8 @@ impl BpfSteering {
                     known.claimed = (entry.refused & abi::SYN != 0).then(|| ends.reversed()).or(known.claimed);
                 }
             } else if ends.protocol == Protocol::Udp {
-                moved.entry(*ends).or_default().follows = self.datagram_sockets.follow.contains(ends);
+                let (known, found) = (moved.entry(*ends).or_default(), self.datagram_sockets.follow.get(ends));
+                (known.follows, known.has_source) = (found.is_some(), found == Some(&true));
             } else {
                 let known = moved.entry(*ends).or_default();
                 known.follows = entry.follows != 0;
