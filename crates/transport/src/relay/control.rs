@@ -322,19 +322,14 @@ impl ControlServer {
                 Some(_) if !is_moved && known.moved.len() + wanted.len() >= MAX_MOVED => {
                     Err(format!("{MAX_MOVED} flows are moved already"))
                 }
-                Some(_)
-                    if flow.protocol == FlowProtocol::Udp
-                        && let Err(reason) = self.check_datagrams(request.step, flow, known) =>
-                {
-                    Err(reason.to_owned())
-                }
                 Some(_) if request.step == MoveStep::Prove && (flow.protocol, flow.via) != (FlowProtocol::Udp, flow.client) => {
                     Err("only the own addresses of datagrams are proved".to_owned())
                 }
                 Some(_) => {
                     let found = check(flow, path, tunnel, &self.0.waypoints, |address| is_moved || known.proven.contains_key(&address));
                     translated |= matches!(found, Err(Unproved::Translated(..)));
-                    found.map_err(|error| error.to_string())
+                    let found = found.map_err(|error| error.to_string());
+                    self.check_datagrams(request.step, flow, known).map_err(str::to_owned).and(found)
                 }
             };
             match checked {
@@ -399,6 +394,7 @@ impl ControlServer {
         let others = known.moved.keys().filter(|(protocol, ..)| *protocol == FlowProtocol::Udp).count();
         let is_known = moved.is_some_and(|moved| moved.numbers == flow.numbers());
         match step {
+            _ if flow.protocol == FlowProtocol::Tcp => Ok(()),
             _ if Tunnel::of(flow.via.ip()).is_some() || self.0.waypoints.contains(&flow.via.ip()) => {
                 Err("datagrams pass neither tunnels nor waypoints")
             }
