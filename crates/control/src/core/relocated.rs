@@ -207,7 +207,7 @@ struct Entry {
     numbers: Option<SequenceNumbers>,
     /// It passes this machine: no socket has `own`.
     passes: bool,
-    /// It is a flow of datagrams whose socket may have no source address: not this machine has opened it.
+    /// It is a flow of datagrams whose socket has no source address before its way is known, so that the route chooses it.
     chosen: bool,
     /// Of datagrams: when the first and the last came with its own addresses although it has left them.
     at_home: Option<(Time, Time)>,
@@ -514,6 +514,12 @@ impl<S: Steering> Core<S> {
                     for wire in entry.arrivals() {
                         arrivals.remove(&wire);
                     }
+                    // A newer proof, if the flow does not go on as it was moved: the other end may have forgotten the earlier one.
+                    let is_new_move = entry.wire != *wire || entry.until <= now;
+                    let proof = proved.get(own).map(|(numbers, _)| *numbers).or_else(|| self.proof_of(own).filter(|_| is_new_move));
+                    if let Some(proof) = proof.filter(|proof| own.protocol == Protocol::Udp && entry.numbers != Some(*proof)) {
+                        (entry.numbers, entry.at_home) = (Some(proof), None);
+                    }
                     entry.ask(now, *wire, sends, until);
                     arrivals.extend(entry.arrivals());
                 }
@@ -542,7 +548,8 @@ impl<S: Steering> Core<S> {
     /// Whether others use the own addresses of a moved flow of datagrams now, so that its old proof counts no more. Connections show that by their sequence numbers.
     fn is_contested(&self, now: Time, flow: &MovedFlow) -> bool {
         let entry = self.relocated.flows.get(&flow.own);
-        let is_used = |entry: &Entry| entry.at_home.is_some_and(|(first, last)| last.since(first) > CONTEST);
+        let is_its_proof = |entry: &Entry| entry.numbers.is_some() && entry.numbers == flow.numbers;
+        let is_used = |entry: &Entry| is_its_proof(entry) && entry.at_home.is_some_and(|(first, last)| last.since(first) > CONTEST);
         let is_old = |(numbers, until): &(SequenceNumbers, Time)| *until > now && flow.numbers == Some(*numbers);
         entry.is_some_and(is_used) || self.relocated.contested.get(&flow.own).is_some_and(is_old)
     }

@@ -229,6 +229,12 @@ fn a_server_proves_and_moves_flows_of_its_sockets_only() {
     }
     let done = world.core.rewrite(world.now, &request(own, false, true)).unwrap();
     assert!(done.flows[0].refused.as_ref().is_some_and(|reason| reason.contains("a new proof")), "{done:?}");
+    let mut renewed = request(own, false, false);
+    renewed.flows[0].numbers = Some(braid_api::SequenceNumbers { sent: 3, received: 4 });
+    let done = world.core.rewrite(world.now, &renewed).unwrap();
+    assert_eq!(done.flows[0].refused, None, "with a new proof it moves again");
+    let arrives = world.core.steering().rewrites[&Ends { source: "203.0.113.9:5000".parse().unwrap(), destination: ends.source, ..ends }];
+    assert_eq!(arrives.numbers, Some(SequenceNumbers { sent: 3, received: 4 }));
     // Neither tunnels nor waypoints take datagrams.
     let mut passing = request(["10.0.1.2:7001", own[1]], false, false);
     passing.flows[0].passes = true;
