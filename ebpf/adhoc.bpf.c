@@ -77,6 +77,15 @@ struct flow {
 };
 MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 16384, 0);
 
+/* The next numbers of a neighbour's flows. The process makes an entry with the plan. */
+struct numbers {
+	struct bpf_spin_lock lock;
+	__u16 next[BRAID_NUMBERED_FLOWS];
+};
+MAP(numbers, BPF_MAP_TYPE_HASH, struct braid_mac, struct numbers, BRAID_NEIGHBOURS, BPF_F_NO_PREALLOC);
+/* The value of a number of a frame that has none. */
+#define NO_NUMBER ~0ULL
+
 struct copies_key {
 	__u64 digest;
 	__u64 which; /* a radio, REPETITION and the number of a repetition, or MOST */
@@ -121,8 +130,11 @@ INLINE long load(struct __sk_buff *skb, __u32 offset, void *to, __u32 size)
 	return bpf_skb_load_bytes(skb, offset, to, size);
 }
 
-/* What a frame's headers say about its flow. */
+/* What a frame's headers say about its flow. The first two are given. */
 struct seen {
+	__u32 base; /* offset of the packet behind the Ethernet header */
+	__be16 type; /* its EtherType */
+	_Bool has_ports;
 	__u64 out; /* digest of the flow, by a frame that leaves */
 	__u64 in; /* the same digest, by one that arrives */
 	__u32 tcp; /* offset of its TCP header; 0: it has none */
@@ -143,20 +155,21 @@ static __attribute__((noinline)) int read_flow(struct __sk_buff *skb, struct see
 	_Bool fragment = 0;
 
 	seen->tcp = seen->end = 0;
-	seen->out = seen->in = skb->protocol;
-	if (skb->protocol == bpf_htons(ETH_IPV4)) {
-		if (load(skb, ETH_HEADER, head, 20))
+	seen->has_ports = 0;
+	seen->out = seen->in = seen->type;
+	if (seen->type == bpf_htons(ETH_IPV4)) {
+		if (load(skb, seen->base, head, 20))
 			return 0;
-		offset = ETH_HEADER + (head[0] & 15) * 4;
+		offset = seen->base + (head[0] & 15) * 4;
 		fragment = (head[6] & 0x3f) || head[7];
 		protocol = head[9];
 		source = (__u32)head[12] << 24 | head[13] << 16 | head[14] << 8 | head[15];
 		target = (__u32)head[16] << 24 | head[17] << 16 | head[18] << 8 | head[19];
-		seen->end = ETH_HEADER + (head[2] << 8 | head[3]);
-	} else if (skb->protocol == bpf_htons(ETH_IPV6)) {
-		if (load(skb, ETH_HEADER, head, 8) || load(skb, ETH_HEADER + 8, half, 32))
+		seen->end = seen->base + (head[2] << 8 | head[3]);
+	} else if (seen->type == bpf_htons(ETH_IPV6)) {
+		if (load(skb, seen->base, head, 8) || load(skb, seen->base + 8, half, 32))
 			return 0;
-		offset = ETH_HEADER + 40;
+		offset = seen->base + 40;
 		/* Flows behind extension headers are told apart by their addresses only. */
 		protocol = head[6];
 		source = mix(half[0], half[1]);
@@ -168,6 +181,7 @@ static __attribute__((noinline)) int read_flow(struct __sk_buff *skb, struct see
 	if (skb->gso_size || seen->end > skb->len)
 		seen->end = skb->len;
 	if (!fragment && (protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP || protocol == IPPROTO_DCCP)) {
+		seen->has_ports = 1;
 		if (load(skb, offset, &ports, 4))
 			ports = 0;
 		if (protocol == IPPROTO_TCP)
@@ -391,14 +405,51 @@ static __attribute__((noinline)) int send_to_all(struct __sk_buff *skb, const st
 	return TC_DROP;
 }
 
-/* Sends the frame over a radio, to the neighbour's address there. Returns the verdict. */
-static __attribute__((noinline)) int send_over(struct __sk_buff *skb, const struct braid_adhoc *own, __u32 place, const struct braid_mac *at)
+/* The next number of the frame's flow, above it the flow; NO_NUMBER: it gets none. Network cards cut frames with `gso_size` into several. */
+static __attribute__((noinline)) __u64 next_number(struct __sk_buff *skb, const struct braid_mac *to, const struct seen *seen)
+{
+	struct numbers *entry;
+	__u16 sequence;
+	__u32 flow = seen->out & (BRAID_NUMBERED_FLOWS - 1);
+
+	if (!seen->has_ports || skb->gso_size || skb->vlan_present)
+		return NO_NUMBER;
+	entry = bpf_map_lookup_elem(&numbers, to);
+	if (!entry)
+		return NO_NUMBER;
+	bpf_spin_lock(&entry->lock);
+	sequence = entry->next[flow]++;
+	bpf_spin_unlock(&entry->lock);
+	return (__u64)flow << 16 | sequence;
+}
+
+/* Gives the frame this number. Returns 0 on success. */
+static __attribute__((noinline)) int add_number(struct __sk_buff *skb, __u32 place, __u64 number)
+{
+	__u8 head[12 + BRAID_NUMBER] = {};
+
+	if (load(skb, 0, head, 12) || bpf_skb_change_head(skb, BRAID_NUMBER, 0))
+		return -1;
+	head[12] = BRAID_ADHOC_TYPE >> 8;
+	head[13] = BRAID_ADHOC_TYPE & 0xff;
+	head[14] = BRAID_SPREAD | (place & (BRAID_RADIOS - 1));
+	head[16] = number >> 24;
+	head[17] = number >> 16;
+	head[18] = number >> 8;
+	head[19] = number;
+	return bpf_skb_store_bytes(skb, 0, head, sizeof(head), 0);
+}
+
+/* Sends the frame over a radio, to the neighbour's address there, with a number if it has one. Returns the verdict. */
+static __attribute__((noinline)) int send_over(struct __sk_buff *skb, const struct braid_adhoc *own, __u32 place, const struct braid_mac *at, __u64 number)
 {
 	const struct braid_radio *radio = bpf_map_lookup_elem(&radios, &place);
 
 	if (!radio || !radio->device || ((radio->flags & BRAID_RADIO_TRANSLATES) && translate(skb, own, radio)))
 		return TC_DROP;
 	if (at && (at->byte[0] | at->byte[1] | at->byte[2] | at->byte[3] | at->byte[4] | at->byte[5]) && bpf_skb_store_bytes(skb, 0, at->byte, 6, 0))
+		return TC_DROP;
+	if (number != NO_NUMBER && add_number(skb, place, number))
 		return TC_DROP;
 	return bpf_redirect(radio->device, 0);
 }
@@ -423,7 +474,7 @@ static __attribute__((noinline)) int send_to_stranger(struct __sk_buff *skb, con
 		}
 	}
 	if (winner < BRAID_RADIOS)
-		return send_over(skb, own, winner, NULL);
+		return send_over(skb, own, winner, NULL, NO_NUMBER);
 	count(BRAID_ADHOC_FLOODED);
 	return send_to_all(skb, own);
 }
@@ -440,7 +491,7 @@ int braid_adhoc_out(struct __sk_buff *skb)
 	struct braid_pair *pair;
 	struct flow *flow, fresh = {};
 	struct braid_mac to = {};
-	struct seen seen = {};
+	struct seen seen = { .base = ETH_HEADER, .type = skb->protocol };
 
 	if (!own || load(skb, 0, to.byte, 6))
 		return TC_DROP;
@@ -476,7 +527,7 @@ int braid_adhoc_out(struct __sk_buff *skb)
 	pair = bpf_map_lookup_elem(&pairs, &at);
 	if (pair)
 		pair->sent = now;
-	return send_over(skb, own, place, &plan->at[place & (BRAID_RADIOS - 1)]);
+	return send_over(skb, own, place, &plan->at[place & (BRAID_RADIOS - 1)], plan->numbered ? next_number(skb, &to, &seen) : NO_NUMBER);
 }
 
 /* Whether a broadcast is one too many. */
@@ -509,7 +560,7 @@ static __attribute__((noinline)) int is_copy(struct __sk_buff *skb, __u32 place)
 	__u64 word, now = bpf_ktime_get_ns(), sum = 0;
 	struct copies_key key = {};
 	struct copies *before, *most, fresh = { .last = now, .count = 1 };
-	struct seen seen = {};
+	struct seen seen = { .base = ETH_HEADER, .type = skb->protocol };
 	__u32 end;
 
 	/* Some radios pad short frames. */
@@ -567,6 +618,34 @@ INLINE _Bool is_for_radio(const __u8 *head)
 	return head[0] == 0x01 && head[1] == 0x80 && head[2] == 0xc2 && !head[3] && !head[4] && head[5] < 16;
 }
 
+/* Notes what a numbered frame says about its sender; the process delivers it. */
+static __attribute__((noinline)) int note_numbered(struct __sk_buff *skb, __u32 place)
+{
+	struct seen seen = { .base = ETH_HEADER + BRAID_NUMBER };
+	__u64 now = bpf_ktime_get_ns();
+	struct braid_pair_key key = {};
+	const struct braid_mac *alias;
+	struct braid_mac from = {};
+	struct braid_pair *pair;
+	__u8 kind;
+
+	if (load(skb, ETH_HEADER, &kind, 1) || (kind & 0xf0) != BRAID_SPREAD || load(skb, 6, from.byte, 6) || load(skb, seen.base - 2, &seen.type, 2))
+		return 0;
+	__builtin_memcpy(key.mac, from.byte, 6);
+	key.radio = place;
+	alias = bpf_map_lookup_elem(&aliases, &key);
+	if (alias) {
+		from = *alias;
+		__builtin_memcpy(key.mac, from.byte, 6);
+	}
+	pair = bpf_map_lookup_elem(&pairs, &key);
+	if (pair)
+		pair->heard = now;
+	read_flow(skb, &seen);
+	time_acknowledgement(skb, &seen, &from, now);
+	return 0;
+}
+
 SEC("classifier")
 int braid_adhoc_in(struct __sk_buff *skb)
 {
@@ -579,12 +658,17 @@ int braid_adhoc_in(struct __sk_buff *skb)
 	const struct braid_radio *radio;
 	const struct braid_mac *alias;
 	struct braid_pair *pair;
-	struct seen seen = {};
+	struct seen seen = { .base = ETH_HEADER, .type = skb->protocol };
 	__u8 head[ETH_HEADER], target[6];
 
-	if (!own || !own->device || now > own->until || !known || load(skb, 0, head, sizeof(head)) || is_for_radio(head))
+	if (!own || !own->device || now > own->until || !known || load(skb, 0, head, sizeof(head)))
 		return TC_NEXT;
 	place = *known;
+	if (is_for_radio(head)) {
+		if (head[12] == BRAID_ADHOC_TYPE >> 8 && head[13] == (BRAID_ADHOC_TYPE & 0xff))
+			note_numbered(skb, place);
+		return TC_NEXT;
+	}
 	radio = bpf_map_lookup_elem(&radios, &place);
 	if (!radio)
 		return TC_NEXT;

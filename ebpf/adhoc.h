@@ -8,6 +8,14 @@
 #define BRAID_NEIGHBOURS 1024
 /* EtherType of Braid's own frames: the first one for local experiments (IEEE 802, clause 9.2.4). */
 #define BRAID_ADHOC_TYPE 0x88b5
+/*
+ * A frame with a number (`decide::adhoc::order`) has it behind the addresses: the EtherType above, this with the place of the radio, zero, the flow and the sequence
+ * number, of two bytes each. The frame follows from its own EtherType on.
+ */
+#define BRAID_SPREAD 0xd0
+#define BRAID_NUMBER 8
+/* Flows of a neighbour that are numbered apart: a power of 2. */
+#define BRAID_NUMBERED_FLOWS 256
 
 struct braid_mac {
 	__u8 byte[6];
@@ -36,7 +44,7 @@ struct braid_plan {
 	__u32 share[BRAID_RADIOS]; /* parts of 65,536; 0: not over this radio */
 	struct braid_mac at[BRAID_RADIOS]; /* its address on a radio; zeroes: its own */
 	__u32 by_frame; /* each frame gets a radio anew, not each flow */
-	__u32 pad;
+	__u32 numbered; /* the frames of a flow are numbered */
 };
 
 struct braid_pair_key {

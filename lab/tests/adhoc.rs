@@ -232,6 +232,55 @@ fn addresses_are_translated_for_radios_that_carry_only_their_own() {
 }
 
 #[test]
+fn frames_of_a_flow_that_is_spread_over_radios_arrive_in_order() {
+    if !able() {
+        return;
+    }
+    let lab = Lab::builder().link(LinkSpec::new("wlan0").delay(ms(1))).link(LinkSpec::new("lte0").delay(ms(8))).start().unwrap();
+    for translate in ["", "--translate wlan0=on --translate lte0=on"] {
+        let devices = [start(&lab, 0, &format!("--spread frame {translate}")), start(&lab, 1, "")];
+        (0..2).for_each(|number| wait_neighbours(&lab, number, &devices[number], &[0, 1]));
+        assert_eq!(devices[0].status().unwrap().unwrap()["mtu"], 1492, "the number needs eight bytes");
+        for (own, other) in OWN.into_iter().zip(OWN6) {
+            run(&lab, 1, &format!("ping -c 1 -W 5 {own}"));
+            run(&lab, 1, &format!("ping -c 1 -W 5 {other}"));
+        }
+        for address in [OWN[1], OWN6[1]] {
+            let to: SocketAddr = SocketAddr::new(address.parse().unwrap(), PORT);
+            let receiver = adhoc_host(&lab, 1).run(move || UdpSocket::bind(to).unwrap()).unwrap();
+            receiver.set_read_timeout(Some(LIMIT)).unwrap();
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let sender = adhoc_host(&lab, 0).run(move || UdpSocket::bind(any).unwrap()).unwrap();
+            let before = sent(&lab);
+            let sending = thread::spawn(move || {
+                for number in 0..2000_u32 {
+                    let content = [&number.to_be_bytes()[..], &[7; 1000]].concat();
+                    sender.send_to(&content, to).unwrap();
+                    thread::sleep(Duration::from_micros(200));
+                }
+            });
+            let mut buffer = [0; 2000];
+            for number in 0..2000_u32 {
+                let length = receiver.recv(&mut buffer).unwrap();
+                assert_eq!((length, u32::from_be_bytes(buffer[..4].try_into().unwrap())), (1004, number), "{address} {translate}");
+            }
+            sending.join().unwrap();
+            let used: Vec<u64> = sent(&lab).iter().zip(before).map(|(now, before)| now - before).collect();
+            assert!(used.iter().all(|bytes| *bytes > 100_000), "both radios carry the flow: {used:?}");
+        }
+        // TCP needs no more retransmissions than over one radio: none, as nothing is lost.
+        echo_server_once(&lab, translate.is_empty());
+        let mut stream = connect(&lab);
+        let mut copy = stream.try_clone().unwrap();
+        let writing = thread::spawn(move || copy.write_all(&[3; 3_000_000]).unwrap());
+        stream.read_exact(&mut vec![0; 3_000_000]).unwrap();
+        writing.join().unwrap();
+        let sockets = run(&lab, 0, "ss -tinH");
+        assert!(!sockets.contains(" retrans:"), "{sockets}");
+    }
+}
+
+#[test]
 fn a_host_without_braid_is_reached_over_one_of_its_devices() {
     if !able() {
         return;

@@ -15,6 +15,7 @@ pub use braid_api::AdhocCounts;
 use braid_api::{Accepted, AdhocChange, AdhocNeighbour, AdhocRadio, AdhocStatus};
 use braid_decide::adhoc::database::{Database, Neighbour};
 use braid_decide::adhoc::frame::{BROADCAST, Frame, Kind, arp_probe};
+use braid_decide::adhoc::order::{NUMBER_LENGTH, Numbered, Order};
 use braid_decide::adhoc::pair::{Counted, Pair};
 use braid_decide::adhoc::{Candidate, MAX_RADIOS, Plan, Terms, WHOLE, shares_of};
 use braid_decide::energy::{Profiles, Technology};
@@ -37,6 +38,8 @@ const BUSY: Duration = Duration::from_millis(10);
 const QUIET: Duration = Duration::from_millis(50);
 /// A radio that the kernel refused is tried again after this time.
 const RETRIED: Duration = Duration::from_secs(10);
+/// A missing frame of a spread flow is waited for as long as the slowest radio's round trip, between these.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 /// A warning is shown for this time after its cause was seen last.
 const WARNED: Duration = Duration::from_secs(30);
 
@@ -77,8 +80,10 @@ pub trait Radios {
     fn address(&mut self, mac: Mac) -> Option<Ipv4Addr>;
     /// What became of frames since the start.
     fn counts(&mut self) -> Result<AdhocCounts, SteeringError>;
-    /// Sets the size of the device's largest packet in bytes.
-    fn set_mtu(&mut self, mtu: u32) -> Result<(), SteeringError>;
+    /// Lets a frame arrive by the device. One that cannot arrive is lost, as on the air.
+    fn deliver(&mut self, frame: &[u8]);
+    /// Sets the size of the device's largest packet in bytes, and whether frames may be numbered, so that the system cuts packets itself.
+    fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError>;
 }
 
 /// A radio and its device.
@@ -127,7 +132,8 @@ impl Radio {
 #[derive(Default)]
 struct Applied {
     ports: [Option<Port>; MAX_RADIOS],
-    mtu: Option<u32>,
+    /// As in [`Radios::set_packets`].
+    packets: Option<(u32, bool)>,
     pairs: BTreeSet<(Mac, usize)>,
     aliases: BTreeMap<(usize, Mac), Mac>,
     plans: BTreeMap<Mac, Plan>,
@@ -147,6 +153,8 @@ pub struct Adhoc<R> {
     /// The radios of the settings, by place.
     radios: [Option<Radio>; MAX_RADIOS],
     database: Database,
+    /// Numbered frames.
+    order: Order<Vec<u8>>,
     applied: Applied,
     sequence: u32,
     announced: Option<Time>,
@@ -168,6 +176,7 @@ impl<R: Radios> Adhoc<R> {
             saves_power: false,
             radios: [const { None }; MAX_RADIOS],
             database: Database::default(),
+            order: Order::default(),
             applied: Applied::default(),
             sequence: 0,
             announced: None,
@@ -249,6 +258,9 @@ impl<R: Radios> Adhoc<R> {
 
     /// A frame of Braid arrived over this radio.
     pub fn on_frame(&mut self, now: Time, place: usize, bytes: &[u8]) {
+        if let Some(numbered) = Numbered::decode(bytes) {
+            return self.on_numbered(now, place, &numbered);
+        }
         let (Some(frame), Some(Some(radio))) = (Frame::decode(bytes), self.radios.get(place)) else { return };
         let Some(source) = radio.source(self.mac).filter(|source| [BROADCAST, *source].contains(&frame.to)) else { return };
         if frame.device == self.mac {
@@ -266,6 +278,7 @@ impl<R: Radios> Adhoc<R> {
         }
         let seed = self.first_number(place, frame.from);
         let Some(neighbour) = self.database.enter(now, frame.device, &terms) else { return };
+        neighbour.orders = frame.orders;
         let entry = neighbour.pairs[place].get_or_insert_with(|| (frame.from, Pair::announced(now, seed)));
         if entry.0 != frame.from {
             *entry = (frame.from, Pair::announced(now, seed));
@@ -289,6 +302,7 @@ impl<R: Radios> Adhoc<R> {
                     device: self.mac,
                     instance: self.instance,
                     works,
+                    orders: true,
                     ..frame
                 };
                 self.backend.send(place, &reply.encode());
@@ -299,6 +313,30 @@ impl<R: Radios> Adhoc<R> {
                 }
             }
         }
+    }
+
+    /// A frame of a flow that its sender spreads over its radios.
+    fn on_numbered(&mut self, now: Time, place: usize, frame: &Numbered<'_>) {
+        let own = self.radios.get(place).and_then(|radio| radio.as_ref()?.source(self.mac));
+        if own != Some(frame.to) {
+            return;
+        }
+        let neighbour = self.applied.aliases.get(&(place, frame.from)).copied().unwrap_or(frame.from);
+        let bytes = frame.plain(self.mac, neighbour);
+        let Self { order, database, backend, .. } = self;
+        let Some(known) = database.get_mut(&neighbour).filter(|known| known.is_proven()) else {
+            // The sender has found this host, and this host not yet the sender.
+            return backend.deliver(&bytes);
+        };
+        let slowest = known.pairs.iter().flatten().filter_map(|(_, pair)| pair.srtt()).max();
+        let patience = slowest.unwrap_or(PATIENCE.1).clamp(PATIENCE.0, PATIENCE.1);
+        order.on_frame(now, neighbour, frame.number, bytes, patience, |frame| backend.deliver(&frame));
+    }
+
+    /// Delivers the frames of spread flows that have waited for earlier ones long enough. Returns when it must be called again; `None`: none waits.
+    pub fn release(&mut self, now: Time) -> Option<Time> {
+        let Self { order, backend, .. } = self;
+        order.expire(now, |frame| backend.deliver(&frame))
     }
 
     /// The number from which the probes of a pair begin. Whoever does not receive them cannot know it.
@@ -365,10 +403,12 @@ impl<R: Radios> Adhoc<R> {
             self.announced = None;
             self.applied.ports = ports;
         }
+        let numbered = self.settings.terms.by_frame;
         let mtu = self.radios.iter().flatten().filter_map(Radio::usable).map(|facts| facts.mtu).min();
-        if let Some(mtu) = mtu.filter(|mtu| self.applied.mtu != Some(*mtu)) {
-            self.applied.mtu = Some(mtu);
-            if let Err(error) = self.backend.set_mtu(mtu) {
+        let packets = mtu.map(|mtu| (mtu.saturating_sub(if numbered { NUMBER_LENGTH as u32 } else { 0 }), numbered));
+        if let Some((mtu, numbered)) = packets.filter(|_| packets != self.applied.packets) {
+            self.applied.packets = packets;
+            if let Err(error) = self.backend.set_packets(mtu, numbered) {
                 tracing::warn!("{} keeps its MTU: {error}", self.settings.name);
             }
         }
@@ -442,7 +482,7 @@ impl<R: Radios> Adhoc<R> {
     fn send_frame(&mut self, place: usize, to: Mac, kind: Kind, sequence: u32, works: u8) {
         let Some(radio) = self.radios[place].as_ref().filter(|radio| radio.works()) else { return };
         let Some(from) = radio.source(self.mac) else { return };
-        let frame = Frame { to, from, kind, radio: place as u8, device: self.mac, sequence, instance: self.instance, works };
+        let frame = Frame { to, from, kind, radio: place as u8, device: self.mac, sequence, instance: self.instance, works, orders: true };
         self.backend.send(place, &frame.encode());
     }
 
@@ -543,8 +583,8 @@ impl<R: Radios> Adhoc<R> {
         for (mac, plan) in wanted.plans.iter().filter(|(mac, plan)| applied.plans.get(mac) != Some(plan)) {
             backend.set_plan(*mac, Some(plan))?;
         }
-        let (ports, mtu) = (std::mem::take(&mut applied.ports), applied.mtu);
-        *applied = Applied { ports, mtu, ..wanted };
+        let (ports, packets) = (std::mem::take(&mut applied.ports), applied.packets);
+        *applied = Applied { ports, packets, ..wanted };
         Ok(())
     }
 
@@ -571,7 +611,9 @@ impl<R: Radios> Adhoc<R> {
             shares = shares_of(&candidates(true), hysteresis, saves_power);
         }
         let at = std::array::from_fn(|place| neighbour.pairs[place].as_ref().map(|(at, _)| *at).filter(|at| *at != mac));
-        Plan { shares, at, by_frame: self.settings.terms.by_frame }
+        let by_frame = self.settings.terms.by_frame;
+        let several = shares.iter().filter(|share| **share > 0).count() > 1;
+        Plan { shares, at, by_frame, numbered: by_frame && neighbour.orders && several }
     }
 
     /// The power of a radio while it sends, above its idle power. Radios of unknown technology count as the hungriest.
@@ -596,7 +638,7 @@ impl<R: Radios> Adhoc<R> {
         Ok(AdhocStatus {
             name: self.settings.name.clone(),
             mac: self.mac.to_string(),
-            mtu: self.applied.mtu,
+            mtu: self.applied.packets.map(|(mtu, _)| mtu),
             authenticated: false,
             by_frame: self.settings.terms.by_frame,
             hysteresis_ms: ms(self.settings.terms.hysteresis),

@@ -15,7 +15,7 @@ use braid_control::adhoc::{Adhoc, AdhocSettings};
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::saves_power;
 use braid_http::{Api, ReplySender, Request, Server, Serving};
-use braid_model::{Mac, NetworkSnapshot};
+use braid_model::{Mac, NetworkSnapshot, Time};
 use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, AdhocPrograms, address_of};
 use braid_platform::linux::model::SYS;
 use braid_platform::linux::netlink::Follower;
@@ -157,15 +157,17 @@ struct Worker {
 impl Worker {
     fn run(mut self) -> Box<AdhocPrograms> {
         self.adhoc.on_devices(&self.network.borrow_and_update().interfaces);
-        let mut next = now();
+        let (mut next, mut due) = (now(), None);
         loop {
-            if !self.adhoc.backend().wait(next.since(now())) {
+            let wake = due.map_or(next, |due: Time| due.min(next));
+            if !self.adhoc.backend().wait(wake.since(now())) {
                 tracing::warn!("the ad-hoc device {} was removed by somebody else", self.adhoc.settings().name);
                 return self.adhoc.into_backend().into_programs();
             }
             for (place, frame) in self.adhoc.backend().receive() {
                 self.adhoc.on_frame(now(), place, &frame);
             }
+            due = self.adhoc.release(now());
             if now() >= next {
                 next = now() + self.tick();
             }

@@ -5,6 +5,7 @@
 
 pub mod database;
 pub mod frame;
+pub mod order;
 pub mod pair;
 
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub struct Plan {
     pub at: [Option<Mac>; MAX_RADIOS],
     /// As in [`Terms::by_frame`].
     pub by_frame: bool,
+    /// Whether the frames of a flow that several radios carry are numbered ([`order`]).
+    pub numbered: bool,
 }
 
 /// The share of each radio for a neighbour: equation 2, or 3 until all round trips are measured, among the radios of the highest priority; with `saves_power`

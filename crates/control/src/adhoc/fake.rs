@@ -27,6 +27,10 @@ pub struct FakeRadios {
     pub plans: BTreeMap<Mac, Plan>,
     /// The frames that were sent, with their radios.
     pub sent: Vec<(usize, Vec<u8>)>,
+    /// The frames that arrived by the device.
+    pub delivered: Vec<Vec<u8>>,
+    /// The largest packet and whether frames are numbered, as set last.
+    pub packets: Option<(u32, bool)>,
     /// Addresses without a plan to which frames were sent.
     pub wanted: Vec<Mac>,
     /// When hosts without a pair were heard.
@@ -79,7 +83,11 @@ impl Radios for FakeRadios {
     fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
         Ok(AdhocCounts::default())
     }
-    fn set_mtu(&mut self, _mtu: u32) -> Result<(), SteeringError> {
+    fn deliver(&mut self, frame: &[u8]) {
+        self.delivered.push(frame.to_vec());
+    }
+    fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError> {
+        self.packets = Some((mtu, numbered));
         Ok(())
     }
 }

@@ -60,6 +60,7 @@ impl World {
             sequence,
             instance: 5,
             works: 0xff,
+            orders: true,
         }
     }
 
@@ -229,4 +230,41 @@ fn another_host_with_the_same_address_is_said() {
     assert!(warnings.iter().any(|text| text.contains("wlan0 and wlan1 are in one network")), "{warnings:?}");
     world.pass(31_000);
     assert!(world.device.view(world.now).unwrap().warnings.is_empty());
+}
+
+/// A numbered frame of the neighbour over a radio.
+fn numbered(place: usize, sequence: u8) -> Vec<u8> {
+    [&OWN.0[..], &OTHER.0, &[0x88, 0xb5, 0xd0 | place as u8, 0, 0, 7, 0, sequence, 0x08, 0x00, sequence]].concat()
+}
+
+#[test]
+fn spread_frames_are_numbered_for_who_understands_it_and_arrive_in_order() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    world.meet(0, OTHER, OTHER);
+    let by_frame = AdhocChange { by_frame: Some(true), ..AdhocChange::default() };
+    world.device.change(&by_frame).unwrap();
+    world.pass(20);
+    assert_eq!(world.device.backend().packets, Some((1492, true)), "the number needs room");
+    assert!(!world.device.backend().plans[&OTHER].numbered, "one radio keeps the order");
+    world.meet(1, OTHER, OTHER);
+    assert!(world.device.backend().plans[&OTHER].numbered);
+    for place in [0, 1] {
+        world.hear(place, Frame { orders: false, ..World::frame(OTHER, OTHER, Kind::Announcement, 9) });
+    }
+    world.pass(20);
+    assert!(!world.device.backend().plans[&OTHER].numbered, "an older Braid");
+    for (place, sequence) in [(0, 1), (0, 3), (1, 2), (0, 5)] {
+        world.device.on_frame(world.now, place, &numbered(place, sequence));
+    }
+    let plain = |sequence: u8| [&OWN.0[..], &OTHER.0, &[0x08, 0x00, sequence]].concat();
+    assert_eq!(world.device.backend().delivered, [plain(1), plain(2), plain(3)]);
+    let due = world.device.release(world.now).expect("a frame waits");
+    assert_eq!(world.device.release(due), None);
+    assert_eq!(world.device.backend().delivered[3..], [plain(5)]);
+    // What is for others, or from a radio that no host has, changes nothing.
+    let mut other = numbered(0, 6);
+    other[..6].copy_from_slice(&FORGED.0);
+    world.device.on_frame(world.now, 0, &other);
+    world.device.on_frame(world.now, 7, &numbered(0, 6));
+    assert_eq!(world.device.backend().delivered.len(), 4);
 }

@@ -19,6 +19,8 @@ const MAX_UNPROVEN: usize = MAX_NEIGHBOURS / 4;
 pub struct Neighbour {
     /// When it entered.
     pub since: Time,
+    /// Whether it understands numbered frames.
+    pub orders: bool,
     /// The radios that have heard it, with its address there.
     pub pairs: [Option<(Mac, Pair)>; MAX_RADIOS],
 }
@@ -56,7 +58,7 @@ impl Database {
         if !self.neighbours.contains_key(&mac) {
             self.make_room(now, terms)?;
         }
-        let new = || Neighbour { since: now, pairs: [const { None }; MAX_RADIOS] };
+        let new = || Neighbour { since: now, orders: false, pairs: [const { None }; MAX_RADIOS] };
         Some(self.neighbours.entry(mac).or_insert_with(new))
     }
 

@@ -10,6 +10,7 @@
 //! | 26..30 | sequence number: of announcements over all radios, or of an echo of the pair |
 //! | 30..38 | the sender's instance, a random number of its start |
 //! | 38 | the sender's radios that work: a bit for each place; none: the device goes |
+//! | 39 | what the sender understands: 1, numbered frames ([`super::order`]) |
 //!
 //! Numbers are in network order. Frames are not authenticated. What they claim changes only how frames for the claimed address leave.
 
@@ -20,7 +21,9 @@ pub const ETHER_TYPE: u16 = 0x88b5;
 /// Destination of announcements.
 pub const BROADCAST: Mac = Mac([0xff; 6]);
 /// Length of a frame in bytes.
-pub const LENGTH: usize = 39;
+pub const LENGTH: usize = 40;
+/// The sender understands numbered frames.
+const ORDERS: u8 = 1;
 const MARK: [u8; 4] = *b"BRD\x01";
 
 /// Purpose of a frame.
@@ -53,6 +56,8 @@ pub struct Frame {
     pub instance: u64,
     /// The sender's radios that work, a bit for each place.
     pub works: u8,
+    /// Whether the sender understands numbered frames.
+    pub orders: bool,
 }
 
 impl Frame {
@@ -73,6 +78,7 @@ impl Frame {
         bytes[26..30].copy_from_slice(&self.sequence.to_be_bytes());
         bytes[30..38].copy_from_slice(&self.instance.to_be_bytes());
         bytes[38] = self.works;
+        bytes[39] = if self.orders { ORDERS } else { 0 };
         bytes
     }
 
@@ -94,7 +100,8 @@ impl Frame {
         let radio = *bytes.get(19)?;
         let sequence = u32::from_be_bytes(field(26, 4)?.try_into().ok()?);
         let instance = u64::from_be_bytes(field(30, 8)?.try_into().ok()?);
-        let frame = Self { to: mac(0)?, from: mac(6)?, kind, radio, device: mac(20)?, sequence, instance, works: *bytes.get(38)? };
+        let (works, orders) = (*bytes.get(38)?, bytes.get(39)? & ORDERS > 0);
+        let frame = Self { to: mac(0)?, from: mac(6)?, kind, radio, device: mac(20)?, sequence, instance, works, orders };
         (usize::from(radio) < super::MAX_RADIOS && unicast(&frame.from) && unicast(&frame.device)).then_some(frame)
     }
 }
@@ -119,14 +126,14 @@ mod tests {
 
     fn example() -> Frame {
         let (to, from, device) = (BROADCAST, Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 9]));
-        Frame { to, from, kind: Kind::Request, radio: 3, device, sequence: 7, instance: 1 << 40 | 5, works: 9 }
+        Frame { to, from, kind: Kind::Request, radio: 3, device, sequence: 7, instance: 1 << 40 | 5, works: 9, orders: true }
     }
 
     #[test]
     fn frames_are_as_documented() {
         let bytes = example().encode();
         assert_eq!(bytes[12..20], [0x88, 0xb5, b'B', b'R', b'D', 1, 2, 3]);
-        assert_eq!(bytes[26..39], [0, 0, 0, 7, 0, 0, 1, 0, 0, 0, 0, 5, 9]);
+        assert_eq!(bytes[26..40], [0, 0, 0, 7, 0, 0, 1, 0, 0, 0, 0, 5, 9, 1]);
         let mut padded = bytes.to_vec();
         padded.resize(60, 0);
         assert_eq!(Frame::decode(&padded), Some(example()));
@@ -157,7 +164,10 @@ mod tests {
         #[test]
         fn any_bytes_decode_to_nothing_or_to_what_encodes_to_them(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Some(frame) = Frame::decode(&bytes) {
-                prop_assert_eq!(&frame.encode()[..], &bytes[..LENGTH]);
+                let mut expected = bytes[..LENGTH].to_vec();
+                // Other bits are for later versions.
+                expected[39] &= ORDERS;
+                prop_assert_eq!(&frame.encode()[..], &expected[..]);
             }
         }
     }

@@ -26,7 +26,7 @@ use braid_model::{LinkIndex, NetworkSnapshot, RouteFacts, RouteKind, Traffic};
 
 pub use super::resolvers::Files;
 pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, allow_connect_moves, apply, mark_connect_moves, own_loopback_prefix};
-pub(super) use device_setup::{add_address, set_mac, set_mtu, turn_on};
+pub(super) use device_setup::{add_address, set_mac, set_most_segments, set_mtu, turn_on};
 pub use follow::{FollowError, Follower};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};

@@ -35,6 +35,8 @@ const IN_PROGRAM: &str = "braid_adhoc_in";
 const ADDRESSES_READ: Duration = Duration::from_secs(1);
 /// Most frames that [`AdhocDevice::receive`] reads from a radio at once.
 const FRAMES_AT_ONCE: usize = 256;
+/// Most segments of one packet of the system: of a device whose frames are numbered, and by default (`GSO_MAX_SEGS` of Linux).
+const SEGMENTS: (u32, u32) = (1, 65_535);
 
 /// Largest MTU of a TAP device.
 const MOST_MTU: u32 = 65_521;
@@ -72,6 +74,7 @@ pub struct AdhocPrograms {
     radios: Array<MapData, abi::Radio>,
     places: HashMap<MapData, u32, u32>,
     plans: HashMap<MapData, abi::MacKey, abi::Plan>,
+    numbers: HashMap<MapData, abi::MacKey, abi::Numbers>,
     pairs: HashMap<MapData, abi::PairKey, abi::Pair>,
     /// The same map.
     pairs_file: OwnedFd,
@@ -99,6 +102,7 @@ impl AdhocPrograms {
             radios: map!(Array, "radios"),
             places: map!(HashMap, "places"),
             plans: map!(HashMap, "plans"),
+            numbers: map!(HashMap, "numbers"),
             pairs_file: map_fd(&ebpf, OUT_PROGRAM, "pairs")?,
             pairs: map!(HashMap, "pairs"),
             strangers: map!(HashMap, "strangers"),
@@ -120,6 +124,7 @@ impl AdhocPrograms {
         }
         empty(&mut self.places);
         empty(&mut self.plans);
+        empty(&mut self.numbers);
         empty(&mut self.pairs);
         empty(&mut self.strangers);
         empty(&mut self.wanted);
@@ -142,6 +147,7 @@ pub struct AdhocDevice {
     by_link: bool,
     addresses: BTreeMap<Mac, Ipv4Addr>,
     addresses_read: Option<Time>,
+    buffer: Vec<u8>,
     _out: Option<Box<dyn Send + Sync>>,
     file: File,
 }
@@ -183,6 +189,7 @@ impl AdhocDevice {
             by_link: kernel_at_least(6, 6),
             addresses: BTreeMap::new(),
             addresses_read: None,
+            buffer: vec![0; frame::LONGEST],
             _out: out,
             file,
         };
@@ -220,10 +227,13 @@ impl AdhocDevice {
         let mut frames = Vec::new();
         for (place, radio) in self.attached.iter().enumerate() {
             let Some(radio) = radio else { continue };
-            let mut buffer = [0; 128];
             for _ in 0..FRAMES_AT_ONCE {
-                match io::Read::read(&mut &radio.socket, &mut buffer) {
-                    Ok(length) => frames.push((place, buffer[..length].to_vec())),
+                match io::Read::read(&mut &radio.socket, &mut self.buffer) {
+                    // A frame that fills the buffer may have been cut.
+                    Ok(length) if length < self.buffer.len() => {
+                        frames.extend(frame::received(&mut self.buffer[..length]).map(|frame| (place, frame.to_vec())));
+                    }
+                    Ok(_) => {}
                     Err(_) => break,
                 }
             }
@@ -364,10 +374,16 @@ impl Radios for AdhocDevice {
     }
 
     fn set_plan(&mut self, mac: Mac, plan: Option<&Plan>) -> Result<(), SteeringError> {
+        let numbers = &mut self.programs.numbers;
+        if plan.is_none() {
+            ignore_missing(numbers.remove(&key(mac))).map_err(failed("forget the numbers of a neighbour's frames"))?;
+        } else if plan.is_some_and(|plan| plan.numbered) && numbers.get(&key(mac), 0).is_err() {
+            numbers.insert(key(mac), abi::Numbers::default(), 0).map_err(failed("number a neighbour's frames"))?;
+        }
         match plan {
             Some(plan) => {
                 let at = plan.at.map(|at| at.map_or_else(Default::default, key));
-                let row = abi::Plan { share: plan.shares, at, by_frame: u32::from(plan.by_frame), pad: 0 };
+                let row = abi::Plan { share: plan.shares, at, by_frame: u32::from(plan.by_frame), numbered: u32::from(plan.numbered) };
                 self.programs.plans.insert(key(mac), row, 0).map_err(failed("set a neighbour's radios"))
             }
             None => ignore_missing(self.programs.plans.remove(&key(mac))).map_err(failed("forget a neighbour's radios")),
@@ -376,8 +392,13 @@ impl Radios for AdhocDevice {
 
     fn send(&mut self, radio: usize, frame: &[u8]) {
         if let Some(radio) = &self.attached[radio] {
-            let _ = io::Write::write(&mut &radio.socket, frame);
+            let _ = io::Write::write(&mut &radio.socket, &frame::sent(frame));
         }
+    }
+
+    fn deliver(&mut self, frame: &[u8]) {
+        // The device may be off.
+        let _ = io::Write::write(&mut &self.file, frame);
     }
 
     fn address(&mut self, mac: Mac) -> Option<Ipv4Addr> {
@@ -398,9 +419,69 @@ impl Radios for AdhocDevice {
         Ok(AdhocCounts { duplicates, own, storms, flooded, foreign, no_radio })
     }
 
-    fn set_mtu(&mut self, mtu: u32) -> Result<(), SteeringError> {
+    fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError> {
+        let segments = if numbered { SEGMENTS.0 } else { SEGMENTS.1 };
         netlink::set_mtu(self.index, mtu.min(MOST_MTU))
+            .and_then(|()| netlink::set_most_segments(self.index, segments))
             .map_err(|error| SteeringError { action: "set the size of the device's largest packet", reason: error.to_string() })
+    }
+}
+
+/// What a packet socket reads and writes: a `struct virtio_net_hdr`, then the frame.
+mod frame {
+    use crate::linux::probe::echo::checksum;
+
+    /// Length of the header.
+    const HEADER: usize = 10;
+    /// Longest header and frame that is read, and one byte.
+    pub(super) const LONGEST: usize = HEADER + 14 + 65_536;
+    /// Flag of the header: the checksum is that of the pseudo header only, because no network card has been passed (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
+    const NEEDS_CHECKSUM: u8 = 1;
+
+    /// The frame that was read, with its checksum. `None` if it is several segments in one, or its header makes no sense.
+    pub(super) fn received(bytes: &mut [u8]) -> Option<&[u8]> {
+        let (header, frame) = bytes.split_at_mut_checked(HEADER)?;
+        let field = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
+        let (flags, kind, start, offset) = (header[0], header[1], field(6), field(8));
+        if kind != 0 {
+            return None;
+        }
+        if flags & NEEDS_CHECKSUM != 0 {
+            let sum = checksum(frame.get(start..)?);
+            // Zero stands for "none" in UDP.
+            let sum = if sum == 0 { 0xffff } else { sum };
+            frame.get_mut(start + offset..start + offset + 2)?.copy_from_slice(&sum.to_be_bytes());
+        }
+        Some(frame)
+    }
+
+    /// What is to be written to send this frame.
+    pub(super) fn sent(frame: &[u8]) -> Vec<u8> {
+        [&[0; HEADER][..], frame].concat()
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_missing_checksum_is_added_and_nonsense_refused() {
+            let field = |value: u16| value.to_ne_bytes();
+            let read = |flags: u8, kind: u8, start: u16, offset: u16, frame: &[u8]| {
+                let [start, offset] = [field(start), field(offset)];
+                let mut bytes = [&[flags, kind, 0, 0, 0, 0, start[0], start[1], offset[0], offset[1]][..], frame].concat();
+                received(&mut bytes).map(<[u8]>::to_vec)
+            };
+            assert_eq!(read(0, 0, 0, 0, &[1, 2, 3]), Some(vec![1, 2, 3]));
+            // The words 0x0102 and 0x0300 from byte 2 on, and the place of the sum.
+            assert_eq!(read(1, 0, 2, 2, &[9, 9, 1, 2, 0, 0, 3]), Some(vec![9, 9, 1, 2, 0xfb, 0xfd, 3]));
+            assert_eq!(read(1, 0, 2, 9, &[9, 9, 1, 2, 0, 0, 3]), None);
+            assert_eq!(read(1, 0, 99, 0, &[9, 9]), None);
+            assert_eq!(read(0, 1, 0, 0, &[1, 2, 3]), None, "several segments in one");
+            assert_eq!(received(&mut [0; 9]), None);
+            let mut again = sent(&[7, 8]);
+            assert_eq!(received(&mut again), Some(&[7, 8][..]));
+        }
     }
 }
 

@@ -30,6 +30,14 @@ pub(crate) fn set_mtu(device: LinkIndex, mtu: u32) -> io::Result<()> {
     set(device, LinkAttribute::Mtu(mtu))
 }
 
+/// Sets how many segments one packet of the system to this device may contain, as for network cards that cut them.
+///
+/// # Errors
+/// As [`turn_on`].
+pub(crate) fn set_most_segments(device: LinkIndex, most: u32) -> io::Result<()> {
+    set(device, LinkAttribute::GsoMaxSegs(most))
+}
+
 /// Sets a device's Ethernet address. Some devices must be off.
 ///
 /// # Errors

@@ -113,9 +113,10 @@ impl Echo {
     }
 }
 
-/// Internet checksum (RFC 1071) of an even number of bytes.
+/// Internet checksum (RFC 1071) of up to 64 KiB.
 pub(crate) fn checksum(packet: &[u8]) -> u16 {
-    let mut sum: u32 = packet.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+    let mut sum: u32 = packet.chunks(2).map(word).sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

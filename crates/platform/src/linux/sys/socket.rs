@@ -65,6 +65,12 @@ pub fn frames(device: LinkIndex, ether_type: u16, also: Option<Mac>) -> io::Resu
             _ => Err(io::Error::last_os_error()),
         }
     };
+    let on: libc::c_int = 1;
+    let (at, length) = (std::ptr::from_ref(&on).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the kernel reads one integer, which is ours.
+    if unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, at, length) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
     join(libc::PACKET_MR_ALLMULTI, None)?;
     also.map_or(Ok(()), |mac| join(libc::PACKET_MR_UNICAST, Some(mac)))?;
     Ok(socket)
