@@ -49,10 +49,9 @@ demo: build
 	$(TARGET)/release/braid-lab demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
 
 test: deps
-	# Also builds the program that the lab's tests run. Built separately, it would select other features of its dependencies and rebuild them.
-	$(CARGO) test --workspace --exclude braid-lab --locked
-	# Two lab tests at a time: each runs its own links, servers and programs in real time, and waits most of it.
-	$(CARGO) test -p braid-lab --locked -- --test-threads=2
+	# All crates in one build: built apart, each half would select other features of its dependencies, and rebuild them.
+	# Two tests at a time: a lab test runs its own links, servers and programs in real time, and waits most of it.
+	$(CARGO) test --workspace --locked -- --test-threads=2
 
 test-ui:
 	web/tests/install-deps.sh
@@ -84,10 +83,10 @@ test-package: deb
 	$(CARGO) build --locked -p braid-lab
 	$(SUDO) env BRAID_LAB=$(abspath $(TARGET))/debug/braid-lab packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
 
-# The same package and profile as the tests, so that a loader built for the tests is reused.
+# BUILT=1 uses the program that the tests have built.
 test-verifier: deps
 	$(SUDO) lab/install-deps.sh kernels
-	$(CARGO) build --locked -p braid-lab
+	$(if $(BUILT),,$(CARGO) build --locked -p braid-lab)
 	$(SUDO) env BRAID_KERNELS=$(abspath $(TARGET))/kernels KERNELS="$(KERNELS)" COMPILERS="$(COMPILERS)" UPDATE=$(UPDATE) \
 	  lab/kernels/test-verifier $(TARGET)/debug/braid-lab
 

@@ -237,7 +237,7 @@ fn example(name: &str) -> PathBuf {
         let own = std::env::current_exe().unwrap();
         let profile = own.parent().and_then(Path::parent).expect("tests are in target/PROFILE/deps");
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--offline", "--workspace", "--exclude", "braid-lab", "--example", "run", "--example", "peer"]);
+        build.args(["build", "--quiet", "--offline", "--workspace", "--example", "run", "--example", "peer"]);
         if profile.ends_with("release") {
             build.arg("--release");
         }
