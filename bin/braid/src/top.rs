@@ -1,5 +1,5 @@
 //! `braid top`: shows links, flows, applications, peers and events live. It reads the API's `/v1/events`, and first the histories, so that curves do
-//! not start empty. The events do not have the gateway's clients, so it asks for them while they are shown.
+//! not start empty. The events do not have the gateway's clients and the ad-hoc device's neighbours, so it asks for them while they are shown.
 
 mod model;
 #[cfg(test)]
@@ -9,9 +9,8 @@ mod view;
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ratatui::crossterm::event::{
@@ -22,7 +21,7 @@ use ratatui::crossterm::{execute, terminal};
 use ratatui::layout::{Rect, Size};
 
 use crate::client;
-use model::{Action, Model, View};
+use model::{Action, Model, Polled};
 
 /// Delay before the connection to the daemon is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -50,12 +49,12 @@ pub(crate) fn run(socket: &Path) -> anyhow::Result<()> {
     client::listen(socket, "/v1/events", |_, _| ControlFlow::Break(()))?;
     let (send, events) = mpsc::channel();
     let (events_to, path) = (send.clone(), socket.to_owned());
-    let shows_clients = Arc::new(AtomicBool::new(false));
-    let wanted = shows_clients.clone();
+    let polled = Arc::new(Mutex::new(None));
+    let wanted = polled.clone();
     std::thread::spawn(move || read_events(&path, &events_to, &wanted));
     std::thread::spawn(move || read_keys(&send));
     let mut terminal = ratatui::try_init()?;
-    let shown = show(&mut terminal, &events, &shows_clients);
+    let shown = show(&mut terminal, &events, &polled);
     // Harmless if the mouse was not captured.
     let released = execute!(io::stdout(), DisableMouseCapture);
     ratatui::try_restore()?;
@@ -63,14 +62,14 @@ pub(crate) fn run(socket: &Path) -> anyhow::Result<()> {
     shown
 }
 
-fn show(terminal: &mut ratatui::DefaultTerminal, events: &mpsc::Receiver<UiEvent>, shows_clients: &AtomicBool) -> anyhow::Result<()> {
+fn show(terminal: &mut ratatui::DefaultTerminal, events: &mpsc::Receiver<UiEvent>, polled: &Mutex<Option<Polled>>) -> anyhow::Result<()> {
     let mut model = Model::default();
     let mut taken = false;
     loop {
         if std::mem::replace(&mut taken, model.mouse) != model.mouse {
             if model.mouse { execute!(io::stdout(), EnableMouseCapture) } else { execute!(io::stdout(), DisableMouseCapture) }?;
         }
-        shows_clients.store(model.view == View::Clients, Ordering::Relaxed);
+        *polled.lock().unwrap_or_else(PoisonError::into_inner) = model.view.polled();
         terminal.draw(|frame| view::draw(frame, &model))?;
         let mut next = events.recv().ok();
         // Handle all pending input before drawing again.
@@ -100,7 +99,7 @@ fn handle(model: &mut Model, event: UiEvent, size: Size) -> bool {
 }
 
 /// Reads the API's events until the receiver is gone, and reconnects when the daemon is lost.
-fn read_events(socket: &Path, sender: &Sender<UiEvent>, shows_clients: &AtomicBool) {
+fn read_events(socket: &Path, sender: &Sender<UiEvent>, polled: &Mutex<Option<Polled>>) {
     loop {
         // Past samples of links and applications; without them the curves start empty.
         for (name, path) in [("history", "/v1/history"), ("app_history", "/v1/history/apps")] {
@@ -114,12 +113,13 @@ fn read_events(socket: &Path, sender: &Sender<UiEvent>, shows_clients: &AtomicBo
             Err(_) => ControlFlow::Break(()),
         };
         let result = client::listen(socket, "/v1/events", |name, data| {
+            let wanted = *polled.lock().unwrap_or_else(PoisonError::into_inner);
             // The status comes once a second.
             if name == "status"
-                && shows_clients.load(Ordering::Relaxed)
-                && let Ok(clients) = client::read::<serde_json::Value>(socket, "/v1/clients")
+                && let Some((event, path)) = wanted
+                && let Ok(answer) = client::read::<serde_json::Value>(socket, path)
             {
-                api("clients", clients.to_string())?;
+                api(event, answer.to_string())?;
             }
             api(name, data.to_owned())
         });

@@ -123,7 +123,7 @@ pub enum Request {
     Apply(ConfigChange, ReplySender<ConfigChanged>),
     /// `POST /v1/config/undo`.
     Undo(ReplySender<ConfigView>),
-    /// `GET /v1/adhoc`.
+    /// `GET /v1/adhoc`; also behind `/v1/metrics`.
     Adhoc(ReplySender<AdhocStatus>),
     /// `POST /v1/adhoc`: change the ad-hoc device.
     ChangeAdhoc(AdhocChange, ReplySender<Accepted>),

@@ -1,14 +1,21 @@
-//! `GET /v1/metrics`: the status and the gateway's clients in Prometheus' text format. Unknown values are omitted.
+//! `GET /v1/metrics`: the status, the gateway's clients and the ad-hoc device in Prometheus' text format. Unknown values are omitted.
 
 use std::fmt::Write;
 
-use braid_api::{ClientStatus, LinkState, LinkStatus, Status, VirtualInterfaceStatus};
+use braid_api::{AdhocNeighbour, AdhocRadio, AdhocStatus, ClientStatus, LinkState, LinkStatus, Status, VirtualInterfaceStatus};
 
-/// Formats `status` and `clients` as metrics.
-pub(super) fn text(status: &Status, clients: &[ClientStatus]) -> String {
+/// Maximum number of pairs of neighbour and radio in the metrics, as their help says. The device may have thousands.
+const MAX_PAIRS: usize = 256;
+
+/// Formats `status`, `clients` and the ad-hoc device as metrics.
+pub(super) fn text(status: &Status, clients: &[ClientStatus], adhoc: Option<&AdhocStatus>) -> String {
     let mut out = links(status);
     own(&mut out, status.virtual_interface.as_ref());
     of_clients(&mut out, clients);
+    if let Some(device) = adhoc {
+        of_radios(&mut out, device);
+        of_neighbours(&mut out, device);
+    }
     out
 }
 
@@ -36,6 +43,76 @@ fn of_clients(out: &mut String, clients: &[ClientStatus]) {
     for (name, kind, help, read) in metrics {
         let samples = clients.iter().map(|client| (format!("{{client=\"{}\"}}", escape(&client.address)), Some(read(client) as f64)));
         metric(out, name, kind, help, samples);
+    }
+}
+
+fn of_radios(out: &mut String, device: &AdhocStatus) {
+    let own = escape(&device.name);
+    let counts = &device.counts;
+    let outcomes = [
+        ("duplicates", counts.duplicates),
+        ("own", counts.own),
+        ("storms", counts.storms),
+        ("flooded", counts.flooded),
+        ("foreign", counts.foreign),
+        ("no_radio", counts.no_radio),
+    ];
+    let outcomes = outcomes.map(|(outcome, count)| (format!("{{device=\"{own}\",outcome=\"{outcome}\"}}"), Some(count as f64)));
+    metric(
+        out,
+        "braid_adhoc_frames_total",
+        "counter",
+        "Frames that the ad-hoc device dropped or sent over all radios, by outcome.",
+        outcomes,
+    );
+    type Read = fn(&AdhocRadio) -> u64;
+    let metrics: [(&str, &str, &str, Read); 2] = [
+        ("braid_adhoc_radio_up", "gauge", "1 while frames of the ad-hoc device may leave over the radio.", |radio| u64::from(radio.up)),
+        ("braid_adhoc_radio_neighbours", "gauge", "Neighbours that the radio reaches.", |radio| radio.neighbours),
+    ];
+    for (name, kind, help, read) in metrics {
+        let labels = |radio: &AdhocRadio| format!("{{device=\"{own}\",radio=\"{}\"}}", escape(&radio.name));
+        metric(out, name, kind, help, device.radios.iter().map(|radio| (labels(radio), Some(read(radio) as f64))));
+    }
+}
+
+/// Pairs that have answered come first: whoever is in reach of a radio can make up addresses that do not answer.
+fn of_neighbours(out: &mut String, device: &AdhocStatus) {
+    type Read = fn(&AdhocNeighbour) -> Option<f64>;
+    let metrics: [(&str, &str, &str, Read); 4] = [
+        (
+            "braid_adhoc_neighbour_last_heard_seconds",
+            "gauge",
+            "Time since the neighbour was last heard over the radio; at most 256 pairs of neighbour and radio.",
+            |pair| Some(pair.last_heard_ms as f64 / 1000.0),
+        ),
+        (
+            "braid_adhoc_neighbour_rtt_seconds",
+            "gauge",
+            "Smoothed round-trip time to the neighbour over the radio; at most 256 pairs of neighbour and radio.",
+            |pair| pair.rtt_us.map(|us| us as f64 / 1e6),
+        ),
+        (
+            "braid_adhoc_neighbour_loss_ratio",
+            "gauge",
+            "Share of the neighbour's announcements that did not arrive over the radio; at most 256 pairs of neighbour and radio.",
+            |pair| pair.loss,
+        ),
+        (
+            "braid_adhoc_neighbour_share_ratio",
+            "gauge",
+            "Share of the radio in what leaves for the neighbour; at most 256 pairs of neighbour and radio.",
+            |pair| Some(pair.share),
+        ),
+    ];
+    let (answered, new): (Vec<_>, Vec<_>) = device.neighbours.iter().partition(|pair| pair.state != "new");
+    let pairs: Vec<&AdhocNeighbour> = answered.into_iter().chain(new).take(MAX_PAIRS).collect();
+    let device = escape(&device.name);
+    for (name, kind, help, read) in metrics {
+        let labels = |pair: &AdhocNeighbour| {
+            format!("{{device=\"{device}\",neighbour=\"{}\",radio=\"{}\"}}", escape(&pair.mac), escape(&pair.radio))
+        };
+        metric(out, name, kind, help, pairs.iter().map(|pair| (labels(pair), read(pair))));
     }
 }
 
@@ -115,7 +192,7 @@ mod tests {
             }],
         }))
         .unwrap();
-        let text = text(&status, &[]);
+        let text = text(&status, &[], None);
         for line in [
             "braid_flows 2",
             "# TYPE braid_link_up gauge",
@@ -125,7 +202,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
-        for absent in ["capacity_up", "battery", "energy", "loss", "uptime", "tx_bytes", "virtual", "client"] {
+        for absent in ["capacity_up", "battery", "energy", "loss", "uptime", "tx_bytes", "virtual", "client", "adhoc"] {
             assert!(!text.contains(absent), "{absent} in\n{text}");
         }
     }
@@ -143,7 +220,7 @@ mod tests {
             "rate_up_bps": 1, "idle_ms": 5,
         }))
         .unwrap();
-        let text = text(&status, &[client]);
+        let text = text(&status, &[client], None);
         for line in [
             "braid_virtual_interface_up{device=\"braid0\"} 0",
             "braid_virtual_interface_flows{device=\"braid0\"} 0",
@@ -154,6 +231,81 @@ mod tests {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
         assert!(!text.contains("forged") && !text.contains("interface_rate"), "{text}");
+    }
+
+    fn empty_status() -> Status {
+        let status = serde_json::json!({"schema_version": 1, "version": "v", "scheduler": "only-one", "flows": 0, "links": []});
+        serde_json::from_value(status).unwrap()
+    }
+
+    fn adhoc(radios: serde_json::Value, neighbours: &[serde_json::Value]) -> AdhocStatus {
+        serde_json::from_value(serde_json::json!({
+            "name": "vi\\0", "mac": "02:00:00:00:00:01", "mtu": 1500, "authenticated": false, "by_frame": false, "hysteresis_ms": 1000,
+            "expiry_ms": 10_000, "power_saving": true, "saving_power": false, "radios": radios, "neighbours": neighbours,
+            "counts": {"duplicates": 7, "own": 1, "storms": 2, "flooded": 3, "foreign": 4, "no_radio": 5}, "warnings": [],
+        }))
+        .unwrap()
+    }
+
+    fn pair(mac: &str, radio: &str, state: &str) -> serde_json::Value {
+        serde_json::json!({"mac": mac, "radio": radio, "at": null, "braid": true, "state": state, "last_heard_ms": 1250, "rtt_us": 1500,
+            "loss": 0.25, "share": 0.75})
+    }
+
+    #[test]
+    fn the_adhoc_device_is_included() {
+        let radio = |name: &str, up: bool, neighbours: u64| {
+            serde_json::json!({"name": name, "mac": null, "up": up, "reason": null, "priority": 0, "technology": null, "translates": false,
+                "neighbours": neighbours})
+        };
+        let mut silent = pair("02:00:00:00:00:03", "eth0", "new");
+        (silent["rtt_us"], silent["loss"]) = (serde_json::Value::Null, serde_json::Value::Null);
+        let radios = serde_json::json!([radio("w\"} 1\nforged", true, 1), radio("eth0", false, 2)]);
+        let device = adhoc(radios, &[pair("02:00:00:00:00:02", "w\"} 1\nforged", "up"), silent]);
+        let text = text(&empty_status(), &[], Some(&device));
+        for line in [
+            r#"# TYPE braid_adhoc_frames_total counter"#,
+            r#"braid_adhoc_frames_total{device="vi\\0",outcome="duplicates"} 7"#,
+            r#"braid_adhoc_frames_total{device="vi\\0",outcome="own"} 1"#,
+            r#"braid_adhoc_frames_total{device="vi\\0",outcome="storms"} 2"#,
+            r#"braid_adhoc_frames_total{device="vi\\0",outcome="flooded"} 3"#,
+            r#"braid_adhoc_frames_total{device="vi\\0",outcome="foreign"} 4"#,
+            r#"braid_adhoc_frames_total{device="vi\\0",outcome="no_radio"} 5"#,
+            r#"# TYPE braid_adhoc_radio_up gauge"#,
+            r#"braid_adhoc_radio_up{device="vi\\0",radio="w\"} 1\nforged"} 1"#,
+            r#"braid_adhoc_radio_up{device="vi\\0",radio="eth0"} 0"#,
+            r#"braid_adhoc_radio_neighbours{device="vi\\0",radio="eth0"} 2"#,
+            r#"braid_adhoc_neighbour_last_heard_seconds{device="vi\\0",neighbour="02:00:00:00:00:02",radio="w\"} 1\nforged"} 1.25"#,
+            r#"braid_adhoc_neighbour_rtt_seconds{device="vi\\0",neighbour="02:00:00:00:00:02",radio="w\"} 1\nforged"} 0.0015"#,
+            r#"braid_adhoc_neighbour_loss_ratio{device="vi\\0",neighbour="02:00:00:00:00:02",radio="w\"} 1\nforged"} 0.25"#,
+            r#"braid_adhoc_neighbour_share_ratio{device="vi\\0",neighbour="02:00:00:00:00:02",radio="w\"} 1\nforged"} 0.75"#,
+            r#"braid_adhoc_neighbour_last_heard_seconds{device="vi\\0",neighbour="02:00:00:00:00:03",radio="eth0"} 1.25"#,
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
+        assert!(!text.lines().any(|line| line.starts_with("forged")), "{text}");
+        for unknown in ["rtt_seconds", "loss_ratio"] {
+            let line = format!(r#"braid_adhoc_neighbour_{unknown}{{device="vi\\0",neighbour="02:00:00:00:00:03""#);
+            assert!(!text.contains(&line), "{line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_adhoc_neighbours_is_limited_and_those_that_answer_come_first() {
+        let mac = |number: usize| format!("02:00:00:00:{:02x}:{:02x}", number / 256, number % 256);
+        let mut pairs: Vec<serde_json::Value> = (0..1000).map(|number| pair(&mac(number), "eth0", "new")).collect();
+        pairs.extend([pair(&mac(1000), "eth0", "up"), pair(&mac(1001), "eth0", "dead")]);
+        let text = text(&empty_status(), &[], Some(&adhoc(serde_json::json!([]), &pairs)));
+        for name in ["last_heard_seconds", "rtt_seconds", "loss_ratio", "share_ratio"] {
+            let name = format!("braid_adhoc_neighbour_{name}");
+            let samples: Vec<&str> = text.lines().filter(|line| line.starts_with(&format!("{name}{{"))).collect();
+            assert_eq!(samples.len(), MAX_PAIRS, "{name}");
+            for (place, number) in [(0, 1000), (1, 1001), (2, 0), (MAX_PAIRS - 1, MAX_PAIRS - 3)] {
+                assert!(samples[place].contains(&mac(number)), "{place}: {}", samples[place]);
+            }
+            let help = text.lines().find(|line| line.starts_with(&format!("# HELP {name} "))).unwrap();
+            assert!(help.contains(&format!("at most {MAX_PAIRS} pairs")), "{help}");
+        }
     }
 
     #[test]
@@ -167,7 +319,7 @@ mod tests {
             "counters": {"steered": 1, "lost_events": 0}, "battery": {"level": 0.5, "plugged": true},
         }))
         .unwrap();
-        let text = text(&status, &[]);
+        let text = text(&status, &[], None);
         let dashboard = include_str!("../../../docs/grafana.json");
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let named: std::collections::BTreeSet<&str> = dashboard.split(|c| !is_name(c)).filter(|word| word.starts_with("braid_")).collect();

@@ -174,7 +174,11 @@ fn parse_query<T>(query: ParsedQuery<T>) -> Result<T, Refusal> {
 async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
     let status = exchange(&api, Request::Status).await?;
     let clients = exchange(&api, Request::Clients).await.unwrap_or_default();
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status, &clients)).into_response())
+    let adhoc = match status.adhoc {
+        Some(_) => exchange(&api, Request::Adhoc).await.ok(),
+        None => None,
+    };
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status, &clients, adhoc.as_ref())).into_response())
 }
 
 async fn events(

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use braid_api::{
-    App, AppHistory, AppsSample, ClientStatus, Flow, FlowChanges, History, LinkSample, List, Note, Peer, Sample, Status, Versioned,
+    AdhocNeighbour, AdhocStatus, App, AppHistory, AppsSample, ClientStatus, Flow, FlowChanges, History, LinkSample, List, Note, Peer,
+    Sample, Status, Versioned,
 };
 use serde::de::DeserializeOwned;
 
@@ -19,21 +20,31 @@ pub(super) enum View {
     Flows,
     Apps,
     Clients,
+    Radios,
     Peers,
     Events,
 }
 
+/// Name of an event and the path of the API with its data, for what the daemon's events do not have.
+pub(super) type Polled = (&'static str, &'static str);
+
 impl View {
-    pub(super) const ALL: [(Self, &'static str); 5] = [
+    pub(super) const ALL: [(Self, &'static str); 6] = [
         (Self::Flows, "Flows"),
         (Self::Apps, "Applications"),
         (Self::Clients, "Clients"),
+        (Self::Radios, "Radios"),
         (Self::Peers, "Peers"),
         (Self::Events, "Events"),
     ];
 
-    pub(super) fn index(self) -> usize {
-        Self::ALL.iter().position(|(view, _)| *view == self).unwrap_or(0)
+    /// What is polled while the view is shown.
+    pub(super) fn polled(self) -> Option<Polled> {
+        match self {
+            Self::Clients => Some(("clients", "/v1/clients")),
+            Self::Radios => Some(("adhoc", "/v1/adhoc")),
+            Self::Flows | Self::Apps | Self::Peers | Self::Events => None,
+        }
     }
 }
 
@@ -90,6 +101,8 @@ pub(super) struct Model {
     pub(super) apps: Vec<App>,
     /// Clients of the gateway; `None` until they were asked for.
     pub(super) clients: Option<Vec<ClientStatus>>,
+    /// The ad-hoc device; `None` until it was asked for, or if there is none.
+    pub(super) adhoc: Option<AdhocStatus>,
     pub(super) peers: Vec<Peer>,
     pub(super) notes: VecDeque<Note>,
     pub(super) samples: VecDeque<Sample>,
@@ -128,10 +141,12 @@ impl Model {
     /// Handles an event. Unknown events are ignored: a newer daemon may send more.
     pub(super) fn on_event(&mut self, name: &str, data: &str) {
         match name {
-            "status" => self.status = whole(data).or(self.status.take()),
+            "status" => self.on_status(whole(data)),
             "flows" => drop(serde_json::from_str(data).map(|changes| self.on_flows(changes))),
             "apps" => drop(whole(data).map(|apps: List<App>| self.apps = apps.items)),
             "clients" => drop(whole(data).map(|clients: List<ClientStatus>| self.clients = Some(clients.items))),
+            // An answer may arrive after the device is gone.
+            "adhoc" if self.has_adhoc() => self.adhoc = whole(data).or(self.adhoc.take()),
             "peers" => drop(whole(data).map(|peers: List<Peer>| self.peers = peers.items)),
             "note" => drop(serde_json::from_str(data).map(|note: Note| {
                 if self.notes.back().is_none_or(|last| last.id < note.id) {
@@ -155,6 +170,25 @@ impl Model {
             self.notes.pop_front();
         }
         self.lost = None;
+    }
+
+    fn on_status(&mut self, status: Option<Status>) {
+        self.status = status.or(self.status.take());
+        if !self.has_adhoc() {
+            self.adhoc = None;
+            if self.view == View::Radios {
+                (self.view, self.selected) = (View::default(), 0);
+            }
+        }
+    }
+
+    fn has_adhoc(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.adhoc.is_some())
+    }
+
+    /// The views that have something to show, with their titles.
+    pub(super) fn views(&self) -> Vec<(View, &'static str)> {
+        View::ALL.into_iter().filter(|(view, _)| *view != View::Radios || self.has_adhoc()).collect()
     }
 
     fn on_flows(&mut self, changes: FlowChanges) {
@@ -196,7 +230,9 @@ impl Model {
             self.selected = 0;
             return true;
         }
-        let turn = |step: usize| View::ALL[(self.view.index() + step) % View::ALL.len()].0;
+        let views = self.views();
+        let shown = views.iter().position(|(view, _)| *view == self.view).unwrap_or(0);
+        let turn = |step: usize| views[(shown + step) % views.len()].0;
         match action {
             Action::Char('q') => return false,
             Action::Escape if self.filter.is_empty() => return false,
@@ -209,7 +245,7 @@ impl Model {
             Action::Char('m') => self.mouse = !self.mouse,
             Action::Char('r') => self.reversed = !self.reversed,
             Action::NextView => (self.view, self.selected) = (turn(1), 0),
-            Action::PreviousView => (self.view, self.selected) = (turn(View::ALL.len() - 1), 0),
+            Action::PreviousView => (self.view, self.selected) = (turn(views.len() - 1), 0),
             Action::View(view) => (self.view, self.selected) = (view, 0),
             Action::Move(by) => self.selected = self.selected.saturating_add_signed(by),
             Action::First => self.selected = 0,
@@ -220,6 +256,7 @@ impl Model {
             View::Flows => self.shown_flows().len(),
             View::Apps => self.shown_apps().len(),
             View::Clients => self.shown_clients().len(),
+            View::Radios => self.shown_neighbours().len(),
             View::Peers => self.peers.len(),
             View::Events => self.notes.len(),
         };
@@ -292,6 +329,16 @@ impl Model {
             clients.reverse();
         }
         clients
+    }
+
+    /// Neighbours of the ad-hoc device that match the filter, once for each radio that reaches them.
+    pub(super) fn shown_neighbours(&self) -> Vec<&AdhocNeighbour> {
+        let passes = |one: &&AdhocNeighbour| self.passes(&[&one.mac, &one.radio, one.at.as_deref().unwrap_or_default(), &one.state]);
+        let mut neighbours: Vec<&AdhocNeighbour> = self.adhoc.iter().flat_map(|device| &device.neighbours).filter(passes).collect();
+        if self.reversed {
+            neighbours.reverse();
+        }
+        neighbours
     }
 
     /// Receive and send rate of a program in the last second, in bit/s; `None` if unknown, since the daemon lists only the busiest programs.

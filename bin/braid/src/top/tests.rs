@@ -85,6 +85,47 @@ fn model() -> Model {
     model
 }
 
+/// The daemon's status, with or without an ad-hoc device.
+fn status_with_adhoc(model: &Model, name: Option<&str>) -> String {
+    let mut status = versioned(model.status.as_ref().unwrap());
+    status["adhoc"] = json!(name);
+    status.to_string()
+}
+
+fn versioned(answer: &impl serde::Serialize) -> Value {
+    let mut answer = serde_json::to_value(answer).unwrap();
+    answer["schema_version"] = json!(1);
+    answer
+}
+
+/// The model with an ad-hoc device: three radios, of which one does not work, and three neighbours over four pairs.
+fn model_with_adhoc() -> Model {
+    let mut model = model();
+    model.on_event("status", &status_with_adhoc(&model, Some("vi0")));
+    let radio = |name: &str, reason: Option<&str>, priority: u32, neighbours: u64| {
+        json!({"name": name, "mac": null, "up": reason.is_none(), "reason": reason, "priority": priority, "technology": null,
+            "translates": false, "neighbours": neighbours})
+    };
+    let pair = |mac: &str, radio: &str, state: &str, rtt_us: Option<u64>, share: f64| {
+        json!({"mac": mac, "radio": radio, "at": null, "braid": state != "new", "state": state, "last_heard_ms": 4200, "rtt_us": rtt_us,
+            "loss": rtt_us.map(|_| 0.031), "share": share})
+    };
+    let neighbours = [
+        pair("02:00:00:00:00:0a", "wlan0", "up", Some(2_200), 0.75),
+        pair("02:00:00:00:00:0a", "eth0", "up", Some(6_500), 0.25),
+        pair("02:00:00:00:00:0b", "wlan0", "dead", Some(40_000), 0.0),
+        pair("02:00:00:00:00:0c", "eth0", "new", None, 0.0),
+    ];
+    let radios =
+        [radio("wlan0", None, 0, 2), radio("eth0", None, 0, 2), radio("bt\x1b[2J", Some("it is off, or has no carrier\x1b[2J"), 1, 0)];
+    let device = json!({"schema_version": 1, "name": "vi0", "mac": "02:00:00:00:00:01", "mtu": 1500, "authenticated": false, "by_frame": false,
+        "hysteresis_ms": 1000, "expiry_ms": 10_000, "power_saving": true, "saving_power": false, "radios": radios, "neighbours": neighbours,
+        "counts": {"duplicates": 1, "own": 0, "storms": 0, "flooded": 0, "foreign": 0, "no_radio": 0},
+        "warnings": ["wlan0 and eth0 are in one network\x1b[2J"]});
+    model.on_event("adhoc", &device.to_string());
+    model
+}
+
 fn screen(model: &Model, width: u16, height: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(frame, model)).unwrap();
@@ -119,6 +160,10 @@ fn regression_a_link_without_a_path_is_shown_with_the_reason() {
 
 #[test]
 fn every_view_matches_its_screen() {
+    let mut radios = model_with_adhoc();
+    assert!(radios.handle(Action::View(View::Radios)));
+    assert_shows("radios", &screen(&radios, 120, 20));
+    assert_shows("radios-small", &screen(&radios, 60, 14));
     let mut model = model();
     for view in ["flows", "apps", "clients", "peers", "events"] {
         assert_shows(view, &screen(&model, 120, 16));
@@ -132,7 +177,7 @@ fn every_view_matches_its_screen() {
 
 #[test]
 fn any_size_works_and_names_cannot_steer_the_terminal() {
-    let mut model = model();
+    let mut model = model_with_adhoc();
     for (width, height) in [(1, 1), (3, 2), (20, 3), (40, 5), (300, 100)] {
         for _ in View::ALL {
             let shown = screen(&model, width, height);
@@ -186,6 +231,56 @@ fn clients_are_filtered_and_the_busiest_come_first() {
 }
 
 #[test]
+fn neighbours_are_filtered_and_selected() {
+    let mut model = model_with_adhoc();
+    let pairs = |model: &Model| model.shown_neighbours().iter().map(|one| format!("{} {}", &one.mac[15..], one.radio)).collect::<Vec<_>>();
+    assert_eq!(pairs(&model), ["0a wlan0", "0a eth0", "0b wlan0", "0c eth0"]);
+    model.handle(Action::View(View::Radios));
+    model.handle(Action::Last);
+    assert_eq!(model.selected, 3);
+    "/DEAD".chars().for_each(|c| assert!(model.handle(Action::Char(c))));
+    assert_eq!((pairs(&model), model.selected), (vec!["0b wlan0".to_owned()], 0));
+    model.handle(Action::Char('x'));
+    assert!(screen(&model, 120, 20).contains("no neighbour matches the filter"));
+    model.handle(Action::Escape);
+    model.handle(Action::Char('r'));
+    assert_eq!(pairs(&model)[0], "0c eth0");
+    let mut device = versioned(model.adhoc.as_ref().unwrap());
+    let many = (0..1000u32).map(|number| {
+        let mut one = device["neighbours"][0].clone();
+        one["mac"] = json!(format!("02:00:00:00:{:02x}:{:02x}", number / 256, number % 256));
+        one
+    });
+    device["neighbours"] = many.collect();
+    model.on_event("adhoc", &device.to_string());
+    model.handle(Action::Last);
+    let shown = screen(&model, 120, 20);
+    assert!(shown.contains("02:00:00:00:00:00 ") && !shown.contains("02:00:00:00:03:e7"), "the order is reversed:\n{shown}");
+}
+
+#[test]
+fn the_view_of_the_radios_exists_while_the_adhoc_device_does() {
+    let mut without = model();
+    assert!(!screen(&without, 120, 16).contains("Radios"));
+    for _ in without.views() {
+        assert!(without.view != View::Radios && without.view.polled().is_none_or(|(_, path)| path != "/v1/adhoc"));
+        without.handle(Action::NextView);
+    }
+    assert_eq!(without.view, View::Flows, "all views were passed");
+    let mut model = model_with_adhoc();
+    model.handle(Action::View(View::Clients));
+    model.handle(Action::NextView);
+    assert_eq!((model.view, model.view.polled()), (View::Radios, Some(("adhoc", "/v1/adhoc"))));
+    let late_answer = versioned(model.adhoc.as_ref().unwrap()).to_string();
+    model.on_event("status", &status_with_adhoc(&model, None));
+    model.on_event("adhoc", &late_answer);
+    assert!(model.view == View::Flows && model.adhoc.is_none(), "{:?}", model.view);
+    model.on_event("status", &status_with_adhoc(&model, Some("vi1")));
+    model.handle(Action::View(View::Radios));
+    assert!(screen(&model, 120, 16).contains("waiting for the ad-hoc device"));
+}
+
+#[test]
 fn a_virtual_interface_that_does_not_work_shows_why() {
     let mut model = model();
     let own = json!({"name": "braid0", "addresses": ["10.99.0.1"], "up": false, "reason": "there is another device braid0", "flows": 0,
@@ -234,11 +329,15 @@ fn programs_show_their_current_rate_over_all_ports() {
 
 #[test]
 fn the_mouse_is_captured_on_request_and_selects_views() {
-    let mut model = model();
+    assert_eq!(model_with_adhoc().views(), View::ALL);
+    [model(), model_with_adhoc()].into_iter().for_each(mouse_selects_views);
+}
+
+fn mouse_selects_views(mut model: Model) {
     let shown = screen(&model, 120, 16);
     let (row, tabs) = shown.lines().enumerate().find(|(_, line)| line.contains("Applications")).unwrap();
     let area = Rect::new(0, 0, 120, 16);
-    for (view, name) in View::ALL {
+    for (view, name) in model.views() {
         let column = u16::try_from(tabs.find(name).unwrap()).unwrap();
         assert_eq!(view_at(&model, area, column, row as u16), Some(view));
         assert_eq!(view_at(&model, area, column, row as u16 + 1), None);

@@ -1,5 +1,9 @@
 //! Draws `braid top`: a pure function of the model and the terminal's size.
 
+mod adhoc;
+
+use std::ops::Range;
+
 use braid_api::{ClientStatus, LinkState, LinkStatus};
 use braid_model::{ByteCount, Rate, printable};
 use ratatui::Frame;
@@ -45,14 +49,14 @@ fn areas(model: &Model, area: Rect) -> Areas {
 /// The view whose tab is at this position, for the mouse.
 pub(super) fn view_at(model: &Model, area: Rect, column: u16, row: u16) -> Option<View> {
     let mut begin = 0;
-    let spans = View::ALL.map(|(view, name)| {
+    let on_tabs = row == areas(model, area).tabs.y;
+    let span = |(view, name): (View, &str)| {
         let end = begin + name.chars().count() + 2;
         let span = (view, begin..end);
         begin = end + 1;
         span
-    });
-    let on_tabs = row == areas(model, area).tabs.y;
-    spans.into_iter().find(|(_, span)| on_tabs && span.contains(&usize::from(column))).map(|(view, _)| view)
+    };
+    model.views().into_iter().map(span).find(|(_, span)| on_tabs && span.contains(&usize::from(column))).map(|(view, _)| view)
 }
 
 /// Draws the screen.
@@ -67,6 +71,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
         View::Flows => draw_flows(frame, model, below),
         View::Apps => draw_apps(frame, model, below),
         View::Clients => draw_clients(frame, model, below),
+        View::Radios => adhoc::draw(frame, model, below),
         View::Peers => draw_peers(frame, model, below),
         View::Events => draw_events(frame, model, below),
     }
@@ -120,26 +125,26 @@ const LINK_COLUMNS: [LinkColumn; 9] = [
 
 fn draw_links(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let Some(status) = &model.status else { return };
-    // A column is shown in full or not at all: a truncated number would be wrong.
-    let mut left = area.width;
-    let fits = |(_, width, _): &&LinkColumn| {
-        let taken = width + 1;
-        let fits = left >= taken;
-        left = if fits { left - taken } else { 0 };
-        fits
-    };
-    let columns: Vec<&LinkColumn> = LINK_COLUMNS.iter().take_while(fits).collect();
+    let (fitting, left) = fitting(LINK_COLUMNS.iter().map(|(_, width, _)| *width), area.width);
+    let columns = &LINK_COLUMNS[..fitting];
     let curve = if columns.len() == LINK_COLUMNS.len() { usize::from(left).min(60) } else { 0 };
     let most = status.links.iter().flat_map(|link| model.curve(&link.name, curve)).max().unwrap_or(0);
     let row = |link: &LinkStatus| {
         let cells = columns.iter().map(|(_, _, cell)| cell(model, link));
         Row::new(cells.chain([Cell::from(sparkline(&model.curve(&link.name, curve), most))]))
     };
-    let title = |(title, _, _): &&LinkColumn| if matches!(*title, "LINK" | "STATE") { Cell::from(*title) } else { right(Some(title)) };
+    let title = |(title, _, _): &LinkColumn| if matches!(*title, "LINK" | "STATE") { Cell::from(*title) } else { right(Some(title)) };
     let last = if curve >= 12 { "LAST MINUTES" } else { "" };
     let titles = Row::new(columns.iter().map(title).chain([Cell::from(last)])).style(Style::new().add_modifier(Modifier::BOLD));
     let widths = columns.iter().map(|(_, width, _)| Constraint::Length(*width)).chain([Constraint::Min(0)]);
     frame.render_widget(Table::new(status.links.iter().map(row), widths).header(titles).column_spacing(1), area);
+}
+
+/// Number of columns that fit, and the width that is left. A column is shown in full or not at all: a truncated number would be wrong.
+fn fitting(widths: impl IntoIterator<Item = u16>, width: u16) -> (usize, u16) {
+    let mut left = width;
+    let fits = |width: &u16| left.checked_sub(width + 1).map(|rest| left = rest).is_some();
+    (widths.into_iter().take_while(fits).count(), left)
 }
 
 fn draw_virtual_interface(frame: &mut Frame<'_>, model: &Model, area: Rect) {
@@ -164,7 +169,7 @@ fn rate(bps: Option<u64>) -> Cell<'static> {
 
 fn tab_line(model: &Model) -> Line<'static> {
     let mut spans = Vec::new();
-    for (view, name) in View::ALL {
+    for (view, name) in model.views() {
         let style = if view == model.view { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
         spans.push(Span::styled(format!(" {name} "), style));
         spans.push(" ".into());
@@ -179,11 +184,8 @@ fn tab_line(model: &Model) -> Line<'static> {
 fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let flows = model.shown_flows();
     let wide = area.width >= WIDE;
-    // Format only visible rows: there may be thousands of flows.
-    let height = usize::from(area.height.saturating_sub(1)).max(1);
-    let selected = model.selected.min(flows.len().saturating_sub(1));
-    let begin = selected.saturating_sub(height - 1);
-    let rows = flows.iter().skip(begin).take(height).map(|live| flow_row(live, wide));
+    let (visible, selected) = visible(model, area, flows.len());
+    let rows = flows[visible].iter().map(|live| flow_row(live, wide));
     let mut widths = vec![Constraint::Fill(2), Constraint::Fill(3), Constraint::Length(10), Constraint::Length(12), Constraint::Length(12)];
     let mut head = vec![Cell::from("APPLICATION"), Cell::from("REMOTE"), Cell::from("LINK"), right(Some("DOWN")), right(Some("UP"))];
     if wide {
@@ -200,7 +202,7 @@ fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         .header(Row::new(head).style(Style::new().add_modifier(Modifier::BOLD)))
         .column_spacing(1)
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let mut state = TableState::default().with_selected((!flows.is_empty()).then_some(selected - begin));
+    let mut state = TableState::default().with_selected((!flows.is_empty()).then_some(selected));
     frame.render_stateful_widget(table, area, &mut state);
 }
 
@@ -281,10 +283,6 @@ fn draw_clients(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         }
         Row::new(cells)
     };
-    // Format only visible rows: there may be thousands of clients.
-    let height = usize::from(area.height.saturating_sub(1)).max(1);
-    let selected = model.selected.min(clients.len().saturating_sub(1));
-    let begin = selected.saturating_sub(height - 1);
     if clients.is_empty() {
         let known = model.clients.as_ref().map(Vec::len);
         let says = match known {
@@ -300,12 +298,21 @@ fn draw_clients(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         head.extend([Cell::from("HARDWARE"), Cell::from("DEVICE"), right(Some("NEW FLOW")), right(Some("RULE"))]);
         widths.extend([17, 10, 9, 4].map(Constraint::Length));
     }
-    let rows = clients.iter().skip(begin).take(height).map(row);
+    let (visible, selected) = visible(model, area, clients.len());
+    let rows = clients[visible].iter().map(row);
     let table = Table::new(rows, widths)
         .header(Row::new(head).style(Style::new().add_modifier(Modifier::BOLD)))
         .column_spacing(1)
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    frame.render_stateful_widget(table, area, &mut TableState::default().with_selected(Some(selected - begin)));
+    frame.render_stateful_widget(table, area, &mut TableState::default().with_selected(Some(selected)));
+}
+
+/// The rows that a table with a head shows in `area`, and the selected one among them. Only these are formatted: there may be thousands.
+fn visible(model: &Model, area: Rect, rows: usize) -> (Range<usize>, usize) {
+    let height = usize::from(area.height.saturating_sub(1)).max(1);
+    let selected = model.selected.min(rows.saturating_sub(1));
+    let begin = selected.saturating_sub(height - 1);
+    (begin..rows.min(begin + height), selected - begin)
 }
 
 fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use braid_api::{Accepted, AdhocStatus, Note};
+use braid_api::{Accepted, AdhocStatus, Note, Status};
 use braid_config::settings::Settings;
 use braid_control::RequestError;
 use braid_control::config::Config;
@@ -61,6 +61,8 @@ pub(crate) struct Mind {
     pub(crate) handler: ApiHandler,
     /// Number of commands for the daemon itself.
     pub(crate) commands: u32,
+    /// The ad-hoc device.
+    pub(crate) adhoc: Option<AdhocStatus>,
     seconds: u64,
 }
 
@@ -84,7 +86,7 @@ impl Fixture {
         core.steering().connect(NOW, &app, 0, ("203.0.113.10".parse().unwrap(), 443));
         core.poll(NOW).unwrap();
         let handler = ApiHandler::new(HistoryStore::default(), Settings::new(Some(config), PathBuf::from("/nowhere")), feed);
-        let mind = Rc::new(RefCell::new(Mind { core, handler, commands: 0, seconds: 0 }));
+        let mind = Rc::new(RefCell::new(Mind { core, handler, commands: 0, adhoc: Some(ad_hoc()), seconds: 0 }));
         let server = Server::bind(&folder.path().join("socket")).unwrap();
         let options = UiOptions { listen: "127.0.0.1:0".parse().unwrap(), names: vec![], certificate: None };
         let ui = Ui::open(&options, folder.path()).unwrap();
@@ -152,12 +154,18 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
         let Some(rest) = handler.answer(core, moment, &Vec::new, &mut enforce, request) else { continue };
         let done = || Ok(Accepted { message: "done".to_owned(), warnings: vec![] });
         match rest {
-            Request::Status(reply) => drop(reply.send(Ok(core.status(NOW)))),
+            Request::Status(reply) => {
+                let adhoc = mind.adhoc.as_ref().map(|device| device.name.clone());
+                drop(reply.send(Ok(Status { adhoc, ..mind.core.status(NOW) })));
+            }
             Request::Clients(reply) => drop(reply.send(core.clients(NOW, &BTreeMap::new()))),
             Request::Apps(reply) => drop(reply.send(Ok(core.apps_view(NOW, BTreeMap::new())))),
             Request::Flows(reply) => drop(reply.send(Ok(FlowList::new(core.flows_view(NOW), Vec::new()).into()))),
             Request::Explain(request, reply) => drop(reply.send(core.explain(NOW, &request))),
-            Request::Adhoc(reply) => drop(reply.send(Ok(ad_hoc()))),
+            Request::Adhoc(reply) => {
+                let none = || RequestError::not_found("No ad-hoc device", "the fixture has none");
+                drop(reply.send(mind.adhoc.clone().ok_or_else(none)));
+            }
             Request::Peers(reply) => drop(reply.send(Ok(vec![]))),
             Request::Subscribe(after, reply) => {
                 let rest = mind.rest();

@@ -62,6 +62,22 @@ fn every_answer_is_an_object_with_its_version_and_named_lists() {
 }
 
 #[test]
+fn the_metrics_include_the_adhoc_device_while_there_is_one() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.local().await;
+        let sample = "braid_adhoc_frames_total{device=\"vi0\",outcome=\"duplicates\"} 0";
+        for (exists, expected) in [(true, 1), (false, 0)] {
+            let answer = client.ask("GET /v1/metrics", &[], "").await;
+            let text = std::str::from_utf8(&answer.body).unwrap();
+            assert_eq!((answer.status, text.lines().filter(|line| *line == sample).count()), (200, expected), "{text}");
+            assert!(text.contains("braid_flows ") && text.contains("adhoc") == exists, "{text}");
+            fixture.mind.borrow_mut().adhoc = None;
+        }
+    });
+}
+
+#[test]
 fn over_tcp_the_token_determines_the_access_right() {
     in_runtime(async {
         let fixture = Fixture::new().await;
