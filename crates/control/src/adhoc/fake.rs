@@ -7,6 +7,7 @@ use braid_decide::adhoc::pair::Counted;
 use braid_decide::adhoc::{MAX_RADIOS, Plan};
 use braid_model::{Mac, Time};
 
+use super::group::{Sender, Sending};
 use super::{AdhocCounts, Port, Radios};
 use crate::steering::SteeringError;
 
@@ -33,6 +34,12 @@ pub struct FakeRadios {
     pub strangers: BTreeMap<(Mac, usize), Time>,
     /// The IPv4 addresses of neighbours.
     pub addresses: BTreeMap<Mac, Ipv4Addr>,
+    /// The size of the device's largest packet.
+    pub mtu: Option<u32>,
+    /// How each radio encrypts.
+    pub sending: [Option<Sending>; MAX_RADIOS],
+    /// The senders that are accepted over each radio, with the numbers of their first packets.
+    pub senders: BTreeMap<(usize, Mac, u8), (Sender, u64)>,
 }
 
 impl Radios for FakeRadios {
@@ -79,7 +86,19 @@ impl Radios for FakeRadios {
     fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
         Ok(AdhocCounts::default())
     }
-    fn set_mtu(&mut self, _mtu: u32) -> Result<(), SteeringError> {
+    fn set_mtu(&mut self, mtu: u32) -> Result<(), SteeringError> {
+        self.mtu = Some(mtu);
+        Ok(())
+    }
+    fn sending(&mut self, radio: usize) -> Option<Sending> {
+        self.sending[radio]
+    }
+    fn accept(&mut self, radio: usize, sender: &Sender, packet: u64) -> Result<(), SteeringError> {
+        self.senders.insert((radio, sender.device, sender.radio), (*sender, packet));
+        Ok(())
+    }
+    fn refuse(&mut self, radio: usize, device: Mac, remote: u8) -> Result<(), SteeringError> {
+        assert!(self.senders.remove(&(radio, device, remote)).is_some(), "{device} over {radio}");
         Ok(())
     }
 }
