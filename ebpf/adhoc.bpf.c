@@ -680,7 +680,7 @@ int braid_adhoc_in(struct __sk_buff *skb)
 	if (is_same(head, radio->mac.byte) && !is_same(head, own->mac.byte)) {
 		/* What a radio that carries the device's address receives for its own is not the device's. */
 		if (!(radio->flags & BRAID_RADIO_TRANSLATES))
-			return TC_NEXT;
+			return radio->flags & BRAID_RADIO_SEALED ? TC_DROP : TC_NEXT;
 		if (bpf_skb_store_bytes(skb, 0, own->mac.byte, 6, 0))
 			return TC_DROP;
 		if (skb->protocol == bpf_htons(ETH_ARP) && !load(skb, ARP_TARGET_AT, target, 6) && is_same(target, radio->mac.byte))
@@ -726,5 +726,7 @@ int braid_adhoc_in(struct __sk_buff *skb)
 	}
 	return bpf_redirect(own->device, BPF_F_INGRESS);
 }
+
+#include "adhoc_sealed.h"
 
 char LICENSE[] SEC("license") = "GPL";

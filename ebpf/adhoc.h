@@ -31,6 +31,8 @@ struct braid_adhoc {
 };
 
 #define BRAID_RADIO_TRANSLATES 1
+/* `device` is a MACsec device over the radio, with nothing of the system's own. */
+#define BRAID_RADIO_SEALED 2
 
 /* A radio, by its place. */
 struct braid_radio {

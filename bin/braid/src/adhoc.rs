@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use braid_api::{Accepted, AdhocChange, AdhocNeighbour, AdhocRadio, AdhocStatus, Status};
-use braid_daemon::adhoc::{NO_PRIVILEGE, UNAUTHENTICATED, run_alone};
+use braid_daemon::adhoc::{AUTHENTICATED, NO_PRIVILEGE, UNAUTHENTICATED, run_alone};
+use braid_peer::shared;
 use serde::Serialize;
 
 use crate::cli::{Adhoc, AdhocAction, AdhocQuery, AdhocUpOptions, Device};
@@ -23,6 +24,14 @@ pub(crate) fn run(command: &Adhoc, verbose: u8) -> anyhow::Result<()> {
             print(command.query.json, &status, show)?;
         }
         Some(AdhocAction::Up(options)) => up(options, verbose)?,
+        Some(AdhocAction::Key { file }) => {
+            shared::create(file)?;
+            writeln!(
+                io::stdout(),
+                "{} holds a new key: copy it to each host of the group over a channel that nobody else reads",
+                file.display()
+            )?;
+        }
         Some(AdhocAction::Down(device)) => {
             check_name(device)?;
             print_accepted(&client::send(&device.socket(), "/v1/adhoc/down", &())?)?;
@@ -67,8 +76,9 @@ fn read(query: &AdhocQuery) -> anyhow::Result<AdhocStatus> {
 /// Lets a daemon that runs make the device, or makes it here.
 fn up(options: &AdhocUpOptions, verbose: u8) -> anyhow::Result<()> {
     let request = options.request().map_err(anyhow::Error::msg)?;
+    // No client of the daemon makes it open a file, so this process owns a device whose group has a key.
     let daemon = options.device.socket.clone().unwrap_or_else(|| braid_http::DEFAULT_SOCKET.into());
-    if client::read::<Status>(&daemon, "/v1/status").is_ok() {
+    if options.key_file.is_none() && client::read::<Status>(&daemon, "/v1/status").is_ok() {
         match client::send(&daemon, "/v1/adhoc/up", &request) {
             // The daemon would have to be restarted. This process can do it.
             Err(ClientError::Problem(problem)) if problem.title == NO_PRIVILEGE && options.device.socket.is_none() => {}
@@ -76,8 +86,9 @@ fn up(options: &AdhocUpOptions, verbose: u8) -> anyhow::Result<()> {
         }
     }
     start::log("info", verbose);
-    run_alone(&request, &options.device.own_socket(), options.sys.as_deref(), |name| {
-        let _ = writeln!(io::stderr(), "braid: {UNAUTHENTICATED}");
+    run_alone(&request, options.key_file.clone(), &options.device.own_socket(), options.sys.as_deref(), |name| {
+        let text = if options.key_file.is_some() { AUTHENTICATED } else { UNAUTHENTICATED };
+        let _ = writeln!(io::stderr(), "braid: {text}");
         let _ = writeln!(io::stdout(), "{name} is up until this process ends (Ctrl-C, or `braid adhoc down`)");
     })
 }
@@ -86,7 +97,9 @@ fn show(page: &mut Page<'_>, status: &AdhocStatus) -> io::Result<()> {
     let mtu = status.mtu.map_or_else(|| "unknown".to_owned(), |mtu| mtu.to_string());
     let spread = if status.by_frame { "each frame gets a radio" } else { "each flow gets a radio" };
     page.line(format!("{}  {}  MTU {mtu}  {spread}", status.name, status.mac))?;
-    if !status.authenticated {
+    if status.authenticated {
+        page.line(AUTHENTICATED)?;
+    } else {
         page.toned(Tone::Doubtful, &format!("warning: {UNAUTHENTICATED}"))?;
     }
     for warning in &status.warnings {

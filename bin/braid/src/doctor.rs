@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use braid_api::{Check, DoctorReport, LinkEntry, LinkState, LinkStatus, Mode, PolicyView, Status, Verdict};
+use braid_api::{AdhocStatus, Check, DoctorReport, LinkEntry, LinkState, LinkStatus, Mode, PolicyView, Status, Verdict};
 use braid_config as config;
 use braid_control::config::Config;
-use braid_daemon::adhoc::UNAUTHENTICATED;
+use braid_daemon::adhoc::{AUTHENTICATED, UNAUTHENTICATED};
 use braid_daemon::default_config;
 use braid_platform::linux::doctor::{self, Standing};
 
@@ -23,8 +23,11 @@ pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     checks.push(detection(&config));
     let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
     let status = client::read(&asked.daemon.socket, "/v1/status");
+    let has_key = config.adhoc.as_ref().is_some_and(|adhoc| adhoc.key_file.is_some());
     let device = status.as_ref().ok().and_then(|status: &Status| status.adhoc.clone()).or(config.adhoc.map(|adhoc| adhoc.name));
-    checks.extend(device.map(|name| ad_hoc(&name)));
+    let running = client::read::<AdhocStatus>(&asked.daemon.socket, "/v1/adhoc").ok();
+    let has_key = running.map_or(has_key, |device| device.authenticated);
+    checks.extend(device.map(|name| ad_hoc(&name, has_key)));
     beside_daemon(&mut checks, status, policy);
     let mut report = report(checks, is_gateway);
     let Some(asked_for) = asked.mode else {
@@ -105,13 +108,15 @@ fn detection(config: &Config) -> doctor::Check {
     }
 }
 
-/// Says that the group of the ad-hoc device is not authenticated.
-fn ad_hoc(name: &str) -> doctor::Check {
+/// Says whether the group of the ad-hoc device is authenticated.
+fn ad_hoc(name: &str, has_key: bool) -> doctor::Check {
+    let remedy =
+        "give the group a key (`key_file` in [adhoc]), or encrypt what programs send (TLS, SSH, WireGuard), as in any open network";
     doctor::Check {
         name: "ad-hoc device",
-        standing: Standing::Warning,
-        found: format!("{name}: {UNAUTHENTICATED}"),
-        remedy: Some("encrypt what programs send (TLS, SSH, WireGuard), as in any open network".to_owned()),
+        standing: if has_key { Standing::Ok } else { Standing::Warning },
+        found: format!("{name}: {}", if has_key { AUTHENTICATED } else { UNAUTHENTICATED }),
+        remedy: (!has_key).then(|| remedy.to_owned()),
         needed_by_up: false,
         needed_by_run: false,
         needed_by_gateway: false,

@@ -1,5 +1,6 @@
 //! Reads `[adhoc]`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use braid_api::{AdhocChange, AdhocRadioChange, AdhocUp};
@@ -35,19 +36,26 @@ pub(super) fn adhoc(mut section: Section<'_>) -> Option<AdhocSettings> {
         power_saving: section.take("power_saving").and_then(|value| value.flag()),
         by_frame: section.take("spread").and_then(|value| value.one_of(&[("flow", false), ("frame", true)])),
     };
-    if let Some(value) = section.take("key_file") {
-        let remedy = "omit key_file; the group is then not authenticated";
-        value.refuse::<()>("groups with a key need MACsec, which Braid cannot set up yet".to_owned(), remedy.to_owned());
-    }
+    let key_file = section.take("key_file").and_then(key_file);
     section.finish();
     match AdhocSettings::of(&AdhocUp { name, mac, settings }) {
-        Ok(settings) => Some(settings),
+        Ok(settings) => Some(AdhocSettings { key_file, ..settings }),
         Err(error) => {
             let remedy = "braid.example.toml shows [adhoc]";
             reader.refuse(&span, format!("[adhoc]: {}", error.detail), remedy);
             None
         }
     }
+}
+
+/// The file with the group's key. It is read when the device is made: a check of the configuration may run as a user who must not read it.
+fn key_file(value: Value<'_>) -> Option<PathBuf> {
+    let path = PathBuf::from(value.text()?);
+    if path.is_absolute() {
+        return Some(path);
+    }
+    let remedy = "write a whole path such as \"/etc/braid/adhoc.key\"; `sudo braid adhoc key FILE` makes such a file".to_owned();
+    value.refuse(format!("{} does not begin with \"/\"", path.display()), remedy)
 }
 
 /// Reads a table with a value for each radio.

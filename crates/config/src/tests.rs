@@ -235,6 +235,18 @@ fn exceptions_that_the_firewall_does_not_know_are_reported() {
     }
 }
 
+#[test]
+fn the_key_of_an_ad_hoc_group_is_in_a_file_with_a_whole_path() {
+    let of = |path: &str| format!("[adhoc]\nradios = [\"wlan0\"]\nkey_file = \"{path}\"\n");
+    // It is read when the device is made.
+    let adhoc = parse(&of("/no/such/file.key")).adhoc.unwrap();
+    assert_eq!(adhoc.key_file.as_deref(), Some(std::path::Path::new("/no/such/file.key")));
+    let findings = refused(&of("adhoc.key"));
+    let [finding] = &findings[..] else { panic!("{findings:?}") };
+    assert!(finding.reason.contains("does not begin with \"/\"") && finding.remedy.as_ref().unwrap().contains("braid adhoc key"));
+    assert_eq!(parse("[adhoc]\nradios = [\"wlan0\"]\n").adhoc.unwrap().key_file, None);
+}
+
 /// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {

@@ -3,6 +3,7 @@
 //! The caller passes in devices, frames and the time. [`Adhoc::tick`] says when it must be called again.
 
 pub mod fake;
+pub mod group;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Power, Rate, Time};
 use crate::RequestError;
 use crate::profiles::shipped;
 use crate::steering::SteeringError;
+use group::{Group, GroupKey, OVERHEAD, PeerKey, Sealed, Sender, Sending};
 pub use settings::{AdhocSettings, DEFAULT_NAME, RadioTerms};
 
 /// Interval of announcements.
@@ -84,6 +86,12 @@ pub trait Radios {
     fn deliver(&mut self, frame: &[u8]);
     /// Sets the size of the device's largest packet in bytes, and whether frames may be numbered, so that the system cuts packets itself.
     fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError>;
+    /// How this host encrypts for a radio, in a group with a key; `None`: not now.
+    fn sending(&mut self, radio: usize) -> Option<Sending>;
+    /// Lets arrive what this sender encrypts, from the packet with this number on, over a radio. Nothing of others with its device and radio arrives then.
+    fn accept(&mut self, radio: usize, sender: &Sender, packet: u64) -> Result<(), SteeringError>;
+    /// Lets nothing arrive any more that this radio of a device encrypts.
+    fn refuse(&mut self, radio: usize, device: Mac, remote: u8) -> Result<(), SteeringError>;
 }
 
 /// A radio and its device.
@@ -137,6 +145,7 @@ struct Applied {
     pairs: BTreeSet<(Mac, usize)>,
     aliases: BTreeMap<(usize, Mac), Mac>,
     plans: BTreeMap<Mac, Plan>,
+    senders: BTreeMap<PeerKey, Sender>,
 }
 
 /// The device.
@@ -155,6 +164,8 @@ pub struct Adhoc<R> {
     database: Database,
     /// Numbered frames.
     order: Order<Vec<u8>>,
+    /// `None`: the group has no key.
+    group: Option<Group>,
     applied: Applied,
     sequence: u32,
     announced: Option<Time>,
@@ -177,6 +188,7 @@ impl<R: Radios> Adhoc<R> {
             radios: [const { None }; MAX_RADIOS],
             database: Database::default(),
             order: Order::default(),
+            group: None,
             applied: Applied::default(),
             sequence: 0,
             announced: None,
@@ -185,6 +197,13 @@ impl<R: Radios> Adhoc<R> {
         };
         device.set(settings);
         device
+    }
+
+    /// The same device in the group with this key.
+    #[must_use]
+    pub fn with_key(self, key: GroupKey) -> Self {
+        let group = Some(Group::new(key, self.secret));
+        Self { group, ..self }
     }
 
     /// What it runs on.
@@ -256,18 +275,33 @@ impl<R: Radios> Adhoc<R> {
         }
     }
 
-    /// A frame of Braid arrived over this radio.
+    /// A frame of Braid arrived over this radio, encrypted by a member of this group.
+    pub fn on_sealed(&mut self, now: Time, place: usize, bytes: &[u8]) {
+        if let (Some(numbered), Some(_)) = (Numbered::decode(bytes), &self.group) {
+            self.on_numbered(now, place, &numbered);
+        }
+    }
+
+    /// A frame of Braid arrived over this radio in clear.
     pub fn on_frame(&mut self, now: Time, place: usize, bytes: &[u8]) {
         if let Some(numbered) = Numbered::decode(bytes) {
-            return self.on_numbered(now, place, &numbered);
+            if self.group.is_none() {
+                self.on_numbered(now, place, &numbered);
+            }
+            return;
         }
-        let (Some(frame), Some(Some(radio))) = (Frame::decode(bytes), self.radios.get(place)) else { return };
+        let sealed = self.group.as_ref().map(|group| group.open(bytes));
+        let frame = sealed.map_or_else(|| Frame::decode(bytes), |sealed| sealed.map(|sealed| sealed.frame));
+        let (Some(frame), Some(Some(radio))) = (frame, self.radios.get(place)) else { return };
         let Some(source) = radio.source(self.mac).filter(|source| [BROADCAST, *source].contains(&frame.to)) else { return };
         if frame.device == self.mac {
             self.on_own(now, place, &frame);
             return;
         }
-        let (terms, works) = (self.settings.terms, self.works());
+        let sealed = sealed.flatten();
+        let belief = sealed.map_or(Some(true), |sealed| self.may_believe(now, place, &sealed, source));
+        let Some(is_fresh) = belief else { return };
+        let terms = self.settings.terms;
         // Nobody takes the place of a neighbour that has proven it, nor its address on a radio.
         let known = self.database.get_mut(&frame.device).and_then(|neighbour| neighbour.pairs[place].as_ref());
         if known.is_some_and(|(at, pair)| *at != frame.from && pair.is_proven()) {
@@ -284,7 +318,7 @@ impl<R: Radios> Adhoc<R> {
             *entry = (frame.from, Pair::announced(now, seed));
         }
         entry.1.set_remote(frame.radio);
-        for (_, pair) in neighbour.pairs.iter_mut().flatten() {
+        for (_, pair) in neighbour.pairs.iter_mut().flatten().filter(|_| is_fresh) {
             pair.on_working(frame.works);
         }
         let Some((_, pair)) = &mut neighbour.pairs[place] else { return };
@@ -293,22 +327,18 @@ impl<R: Radios> Adhoc<R> {
             // To all: one forged request would draw answers from every host.
             Kind::Request if frame.to == BROADCAST => {}
             Kind::Request => {
-                pair.on_heard(now);
-                let reply = Frame {
-                    to: frame.from,
-                    from: source,
-                    kind: Kind::Reply,
-                    radio: place as u8,
-                    device: self.mac,
-                    instance: self.instance,
-                    works,
-                    orders: true,
-                    ..frame
-                };
-                self.backend.send(place, &reply.encode());
+                // A recording of a request proves nothing.
+                if sealed.is_none() {
+                    pair.on_heard(now);
+                }
+                self.reply(now, place, source, &frame, sealed.as_ref());
             }
             Kind::Reply => {
-                if pair.on_reply(now, frame.sequence) {
+                let proven = match (&mut self.group, &sealed) {
+                    (Some(group), Some(sealed)) => group.prove(place, sealed),
+                    _ => true,
+                };
+                if proven && pair.on_reply(now, frame.sequence) {
                     self.database.settle(&frame.device, place, frame.from);
                 }
             }
@@ -337,6 +367,46 @@ impl<R: Radios> Adhoc<R> {
     pub fn release(&mut self, now: Time) -> Option<Time> {
         let Self { order, backend, .. } = self;
         order.expire(now, |frame| backend.deliver(&frame))
+    }
+
+    fn reply(&mut self, now: Time, place: usize, source: Mac, request: &Frame, sealed: Option<&Sealed>) {
+        let (radio, works) = (place as u8, self.works());
+        let device = self.mac;
+        let reply = Frame {
+            to: request.from,
+            from: source,
+            kind: Kind::Reply,
+            radio,
+            device,
+            instance: self.instance,
+            works,
+            orders: true,
+            ..*request
+        };
+        self.emit(now, place, &reply, sealed);
+    }
+
+    /// Whether what a sealed frame says about its sender is new; `None`: it may be a recording, and changes nothing, because its sender has proven something else over
+    /// this radio. The sender is asked instead. A request is answered in any case.
+    fn may_believe(&mut self, now: Time, place: usize, sealed: &Sealed, source: Mac) -> Option<bool> {
+        let frame = &sealed.frame;
+        if self.group.as_mut().is_none_or(|group| group.is_fresh(now, place, sealed)) {
+            // Requests have no numbers that grow.
+            return Some(frame.kind != Kind::Request);
+        }
+        if frame.kind == Kind::Reply {
+            return None;
+        }
+        let known = self.database.get_mut(&frame.device).and_then(|neighbour| neighbour.pairs[place].as_mut());
+        let Some((at, pair)) = known.filter(|(_, pair)| pair.is_proven()) else { return Some(false) };
+        let (to, asked) = (*at, pair.ask(now));
+        if let Some(sequence) = asked {
+            self.send(now, place, to, Kind::Request, sequence);
+        }
+        if frame.kind == Kind::Request && frame.to != BROADCAST {
+            self.reply(now, place, source, frame, Some(sealed));
+        }
+        None
     }
 
     /// The number from which the probes of a pair begin. Whoever does not receive them cannot know it.
@@ -403,9 +473,18 @@ impl<R: Radios> Adhoc<R> {
             self.announced = None;
             self.applied.ports = ports;
         }
+        if let Some(group) = &mut self.group {
+            for place in 0..MAX_RADIOS {
+                if group.set_epoch(place, self.backend.sending(place).map(|sending| sending.epoch)) {
+                    self.applied.senders.retain(|(at, ..), _| *at != place);
+                    self.announced = None;
+                }
+            }
+        }
         let numbered = self.settings.terms.by_frame;
-        let mtu = self.radios.iter().flatten().filter_map(Radio::usable).map(|facts| facts.mtu).min();
-        let packets = mtu.map(|mtu| (mtu.saturating_sub(if numbered { NUMBER_LENGTH as u32 } else { 0 }), numbered));
+        let overhead = if self.group.is_some() { OVERHEAD } else { 0 } + if numbered { NUMBER_LENGTH as u32 } else { 0 };
+        let mtu = self.radios.iter().flatten().filter_map(Radio::usable).map(|facts| facts.mtu.saturating_sub(overhead)).min();
+        let packets = mtu.map(|mtu| (mtu, numbered));
         if let Some((mtu, numbered)) = packets.filter(|_| packets != self.applied.packets) {
             self.applied.packets = packets;
             if let Err(error) = self.backend.set_packets(mtu, numbered) {
@@ -437,6 +516,10 @@ impl<R: Radios> Adhoc<R> {
     }
 
     fn find(&mut self, now: Time, mac: Mac) -> Result<(), SteeringError> {
+        if self.group.is_some() {
+            // Members announce themselves; there are no others.
+            return Ok(());
+        }
         for place in 0..MAX_RADIOS {
             if self.radios[place].is_none() {
                 continue;
@@ -457,15 +540,15 @@ impl<R: Radios> Adhoc<R> {
         self.announced = Some(now);
         self.sequence = self.sequence.wrapping_add(1);
         for place in 0..MAX_RADIOS {
-            self.send(place, BROADCAST, Kind::Announcement, self.sequence);
+            self.send(now, place, BROADCAST, Kind::Announcement, self.sequence);
         }
     }
 
     /// Tells the neighbours that the device goes.
-    pub fn say_goodbye(&mut self) {
+    pub fn say_goodbye(&mut self, now: Time) {
         self.sequence = self.sequence.wrapping_add(1);
         for place in 0..MAX_RADIOS {
-            self.send_frame(place, BROADCAST, Kind::Announcement, self.sequence, 0);
+            self.send_frame(now, place, (BROADCAST, Kind::Announcement, self.sequence), 0);
         }
     }
 
@@ -475,15 +558,24 @@ impl<R: Radios> Adhoc<R> {
         (0..MAX_RADIOS).filter(works).fold(0, |all, place| all | 1 << place)
     }
 
-    fn send(&mut self, place: usize, to: Mac, kind: Kind, sequence: u32) {
-        self.send_frame(place, to, kind, sequence, self.works());
+    fn send(&mut self, now: Time, place: usize, to: Mac, kind: Kind, sequence: u32) {
+        self.send_frame(now, place, (to, kind, sequence), self.works());
     }
 
-    fn send_frame(&mut self, place: usize, to: Mac, kind: Kind, sequence: u32, works: u8) {
+    fn send_frame(&mut self, now: Time, place: usize, (to, kind, sequence): (Mac, Kind, u32), works: u8) {
         let Some(radio) = self.radios[place].as_ref().filter(|radio| radio.works()) else { return };
         let Some(from) = radio.source(self.mac) else { return };
         let frame = Frame { to, from, kind, radio: place as u8, device: self.mac, sequence, instance: self.instance, works, orders: true };
-        self.backend.send(place, &frame.encode());
+        self.emit(now, place, &frame, None);
+    }
+
+    /// Sends a frame. `answers`: the sealed one that it replies to.
+    fn emit(&mut self, now: Time, place: usize, frame: &Frame, answers: Option<&Sealed>) {
+        let Some(group) = &mut self.group else { return self.backend.send(place, &frame.encode()) };
+        // Without encryption there is nothing to announce.
+        if let Some(sending) = self.backend.sending(place) {
+            self.backend.send(place, &group.seal(now, frame, answers, sending));
+        }
     }
 
     /// Sends the probes that are due. Returns whether any pair must be looked at soon.
@@ -510,7 +602,7 @@ impl<R: Radios> Adhoc<R> {
         for (place, to, probe, address) in due {
             match address {
                 Some(address) if !probe.is_echo => self.send_arp(place, to, address),
-                _ => self.send(place, to, Kind::Request, probe.sequence),
+                _ => self.send(now, place, to, Kind::Request, probe.sequence),
             }
         }
         busy
@@ -563,6 +655,7 @@ impl<R: Radios> Adhoc<R> {
                 wanted.plans.insert(*mac, self.plan(*mac, neighbour));
             }
         }
+        self.apply_senders(&mut wanted)?;
         let Self { backend, applied, .. } = self;
         // Those that are gone first: the kernel's tables have no more room than this.
         for gone in applied.plans.keys().filter(|mac| !wanted.plans.contains_key(mac)) {
@@ -585,6 +678,26 @@ impl<R: Radios> Adhoc<R> {
         }
         let (ports, packets) = (std::mem::take(&mut applied.ports), applied.packets);
         *applied = Applied { ports, packets, ..wanted };
+        Ok(())
+    }
+
+    /// Accepts the senders that have proven themselves, as long as their pairs stay.
+    fn apply_senders(&mut self, wanted: &mut Applied) -> Result<(), SteeringError> {
+        let Self { backend, applied, group: Some(group), .. } = self else { return Ok(()) };
+        group.retain(|place, device| wanted.pairs.contains(&(device, place)));
+        wanted.senders = group.peers().map(|(at, peer)| (*at, peer.sender)).collect();
+        let gone: Vec<PeerKey> = applied.senders.keys().filter(|at| !wanted.senders.contains_key(at)).copied().collect();
+        for at in gone {
+            let (place, device, remote) = at;
+            backend.refuse(place, device, remote)?;
+            applied.senders.remove(&at);
+        }
+        for (at, peer) in group.peers() {
+            if applied.senders.get(at) != Some(&peer.sender) {
+                backend.accept(at.0, &peer.sender, peer.packet)?;
+                applied.senders.insert(*at, peer.sender);
+            }
+        }
         Ok(())
     }
 
@@ -639,7 +752,7 @@ impl<R: Radios> Adhoc<R> {
             name: self.settings.name.clone(),
             mac: self.mac.to_string(),
             mtu: self.applied.packets.map(|(mtu, _)| mtu),
-            authenticated: false,
+            authenticated: self.group.is_some(),
             by_frame: self.settings.terms.by_frame,
             hysteresis_ms: ms(self.settings.terms.hysteresis),
             expiry_ms: ms(self.settings.terms.expiry),

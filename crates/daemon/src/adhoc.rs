@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc as sync;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -11,12 +11,14 @@ use std::time::Duration;
 use anyhow::Context;
 use braid_api::{Accepted, AdhocChange, AdhocStatus, AdhocUp};
 use braid_control::RequestError;
+use braid_control::adhoc::group::GroupKey;
 use braid_control::adhoc::{Adhoc, AdhocSettings};
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::saves_power;
 use braid_http::{Api, ReplySender, Request, Server, Serving};
 use braid_model::{Mac, NetworkSnapshot, Time};
-use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, AdhocPrograms, address_of};
+use braid_peer::shared;
+use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, AdhocPrograms, Membership, Received, address_of};
 use braid_platform::linux::model::SYS;
 use braid_platform::linux::netlink::Follower;
 use braid_platform::linux::sys::bpf::now;
@@ -27,6 +29,9 @@ use crate::system::{notify, watch_battery};
 
 /// What the user should know about a group without a key.
 pub const UNAUTHENTICATED: &str = "the group is not authenticated: whoever is in reach of a radio can send frames in the name of its hosts, as on any Ethernet without MACsec";
+/// The same for a group with a key.
+pub const AUTHENTICATED: &str =
+    "the group has a key: its hosts authenticate and encrypt what they send each other (MACsec), and receive nothing else";
 /// Title of the error of a daemon that cannot make a device because it loaded no programs for one when it started.
 pub const NO_PRIVILEGE: &str = "Not prepared";
 const GIVEN_UP: &str =
@@ -54,26 +59,32 @@ impl AdhocThread {
     /// Makes the device in this thread's network namespace with the programs in `programs`, and starts the thread. If it fails, the programs stay there.
     ///
     /// # Errors
-    /// None of the radios exists, so that the device has no address; there are no programs; those of [`AdhocDevice::make`]; the thread cannot be started.
+    /// The key of the group cannot be read; none of the radios exists, so that the device has no address; there are no programs; those of [`AdhocDevice::make`]; the thread cannot be started.
     pub fn start(
         settings: AdhocSettings,
         programs: &mut Option<Box<AdhocPrograms>>,
         network: watch::Receiver<Arc<NetworkSnapshot>>,
     ) -> Result<Self, RequestError> {
         let mac = settings.mac.map_or_else(|| derived_address(&settings, &network.borrow()), Ok)?;
+        let failed = |error: &dyn std::fmt::Display| RequestError::failed("Not made", error.to_string());
+        let key = settings.key_file.as_deref().map(shared::read).transpose().map_err(|error| failed(&error))?;
+        let key = key.map(|shared| GroupKey::new(&shared));
+        let random = || RandomState::new().hash_one(mac.0);
+        let instance = random();
+        let member = key.clone().map(|key| Membership { key, instance });
         let loaded = programs.take().ok_or_else(|| RequestError::conflict(NO_PRIVILEGE, GIVEN_UP))?;
-        let device = AdhocDevice::make(loaded, &settings.name, mac).map_err(|(error, loaded)| {
+        let device = AdhocDevice::make(loaded, &settings.name, mac, member).map_err(|(error, loaded)| {
             *programs = Some(loaded);
             match error {
                 AdhocError::Taken(_) => RequestError::conflict("Not made", error.to_string()),
-                _ => RequestError::failed("Not made", error.to_string()),
+                _ => failed(&error),
             }
         })?;
-        let random = || RandomState::new().hash_one(mac.0);
         let (name, (commands, orders)) = (settings.name.clone(), sync::channel());
         let radios = Arc::new(Mutex::new(names(&settings)));
-        let worker =
-            Worker { adhoc: Adhoc::new(device, settings, mac, random(), random()), network, orders, trouble: None, radios: radios.clone() };
+        let adhoc = Adhoc::new(device, settings, mac, instance, random());
+        let adhoc = key.into_iter().fold(adhoc, Adhoc::with_key);
+        let worker = Worker { adhoc, network, orders, trouble: None, radios: radios.clone() };
         let thread = thread::Builder::new().name("braid-adhoc".to_owned()).spawn(move || worker.run());
         let thread = thread.map_err(|error| RequestError::failed("Not made", format!("cannot start its thread: {error}")))?;
         Ok(Self { name, commands, thread: Some(thread), low_battery: false, radios })
@@ -164,8 +175,12 @@ impl Worker {
                 tracing::warn!("the ad-hoc device {} was removed by somebody else", self.adhoc.settings().name);
                 return self.adhoc.into_backend().into_programs();
             }
-            for (place, frame) in self.adhoc.backend().receive() {
-                self.adhoc.on_frame(now(), place, &frame);
+            for Received { place, sealed, frame } in self.adhoc.backend().receive() {
+                if sealed {
+                    self.adhoc.on_sealed(now(), place, &frame);
+                } else {
+                    self.adhoc.on_frame(now(), place, &frame);
+                }
             }
             due = self.adhoc.release(now());
             if now() >= next {
@@ -190,7 +205,7 @@ impl Worker {
                     }
                     Ok(Command::LowBattery(low)) => self.adhoc.set_low_battery(low),
                     Ok(Command::End) | Err(sync::TryRecvError::Disconnected) => {
-                        self.adhoc.say_goodbye();
+                        self.adhoc.say_goodbye(now());
                         return self.adhoc.into_backend().into_programs();
                     }
                     Err(sync::TryRecvError::Empty) => break,
@@ -220,13 +235,20 @@ impl Worker {
     }
 }
 
-/// Serves the device until a signal, or `braid adhoc down`, ends it. `ready` is called once it exists.
+/// Serves the device until a signal, or `braid adhoc down`, ends it. `key_file`: the file with the group's key. `ready` is called once the device exists.
 ///
 /// # Errors
 /// The socket cannot be served, or the device not be made.
-pub fn run_alone(up: &AdhocUp, socket: &Path, sys: Option<&Path>, ready: impl FnOnce(&str)) -> anyhow::Result<()> {
+pub fn run_alone(
+    up: &AdhocUp,
+    key_file: Option<PathBuf>,
+    socket: &Path,
+    sys: Option<&Path>,
+    ready: impl FnOnce(&str),
+) -> anyhow::Result<()> {
     crate::privilege::check_adhoc()?;
     let settings = AdhocSettings::of(up).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+    let settings = AdhocSettings { key_file, ..settings };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(serve(settings, socket, sys.unwrap_or(Path::new(SYS)), ready));
     runtime.shutdown_background();

@@ -72,6 +72,33 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
+    /// Other users may read or write the file with a shared key.
+    #[error(
+        "other users may access the key {path} (mode {mode:03o}); run chmod 600 {path} if nobody has, else make a new one for the whole group: braid adhoc key FILE",
+        path = path.display()
+    )]
+    SharedExposed {
+        /// Path of the file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file holds no shared key.
+    #[error("{} holds no key: {reason}", path.display())]
+    NoSharedKey {
+        /// Path of the file.
+        path: PathBuf,
+        /// What is wrong; never includes content of the file.
+        reason: &'static str,
+    },
+    /// The file for a new shared key cannot be written.
+    #[error("cannot create the key {}: {error}; a key that is there is not replaced", path.display())]
+    NotCreated {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error from the system.
+        error: io::Error,
+    },
     /// The file holds no key, or a damaged one.
     #[error(
         "the key {path} is damaged: {reason}; restore a copy, or remove it: braid creates a new one, and its peers must be invited again",
@@ -91,6 +118,28 @@ pub const SIGNATURE_LENGTH: usize = 64;
 /// Whether `signature` is [`KeyPair::sign`]'s result for the pair with this public key.
 pub fn is_signed(key: &PublicKey, context: &str, message: &[u8], signature: &[u8]) -> bool {
     UnparsedPublicKey::new(&ED25519, key.as_bytes()).verify(&framed(context, message), signature).is_ok()
+}
+
+/// Opens a key's file, which only its owner may access; `None` if there is none.
+pub(crate) fn open_private(path: &Path) -> Result<Option<File>, KeyError> {
+    let unreadable = |error| KeyError::Unreadable { path: path.to_owned(), error };
+    // O_NONBLOCK, because opening a pipe in its place would block.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(KeyError::NotAFile(path.to_owned())),
+        Err(error) => return Err(unreadable(error)),
+    };
+    let found = file.metadata().map_err(unreadable)?;
+    if !found.is_file() {
+        return Err(KeyError::NotAFile(path.to_owned()));
+    }
+    let mode = found.permissions().mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(KeyError::Exposed { path: path.to_owned(), mode });
+    }
+    Ok(Some(file))
 }
 
 fn framed(context: &str, message: &[u8]) -> Vec<u8> {
@@ -120,24 +169,7 @@ impl KeyPair {
 
     /// Reads the key at `path`; `None` if there is no file.
     pub fn load(path: &Path) -> Result<Option<Self>, KeyError> {
-        let unreadable = |error| KeyError::Unreadable { path: path.to_owned(), error };
-        // O_NONBLOCK, because opening a pipe in its place would block.
-        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
-        let file = match opened {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(KeyError::NotAFile(path.to_owned())),
-            Err(error) => return Err(unreadable(error)),
-        };
-        let found = file.metadata().map_err(unreadable)?;
-        if !found.is_file() {
-            return Err(KeyError::NotAFile(path.to_owned()));
-        }
-        let mode = found.permissions().mode() & 0o7777;
-        if mode & 0o077 != 0 {
-            return Err(KeyError::Exposed { path: path.to_owned(), mode });
-        }
-        Self::read(&file, path).map(Some)
+        open_private(path)?.map(|file| Self::read(&file, path)).transpose()
     }
 
     /// The public key.

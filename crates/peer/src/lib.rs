@@ -26,5 +26,6 @@ pub mod name;
 pub mod packet;
 pub mod quota;
 pub mod registry;
+pub mod shared;
 pub mod state;
 pub mod tls;

@@ -25,6 +25,11 @@ pub(crate) struct Adhoc {
 pub(crate) enum AdhocAction {
     /// Make the device. Without the daemon, stay in the foreground; the device goes with this process.
     Up(Box<Up>),
+    /// Make a new key for a group: a file for `--key-file` and `key_file`, to be copied to each host of the group.
+    Key {
+        /// File to create. Only its owner can read it.
+        file: PathBuf,
+    },
     /// Remove the device. Its radios are as before.
     Down(Device),
     /// Add a radio to the running device.
@@ -97,6 +102,9 @@ pub(crate) struct Up {
     /// Ethernet address of the device. Default: one that its name and the first radio determine.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) mac: Option<String>,
+    /// File with the key of the group (`braid adhoc key` makes one): its hosts authenticate and encrypt what they send each other (MACsec).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) settings: Settings,
     #[command(flatten)]

@@ -7,6 +7,7 @@ use braid_decide::adhoc::pair::Counted;
 use braid_decide::adhoc::{MAX_RADIOS, Plan};
 use braid_model::{Mac, Time};
 
+use super::group::{Sender, Sending};
 use super::{AdhocCounts, Port, Radios};
 use crate::steering::SteeringError;
 
@@ -37,6 +38,10 @@ pub struct FakeRadios {
     pub strangers: BTreeMap<(Mac, usize), Time>,
     /// The IPv4 addresses of neighbours.
     pub addresses: BTreeMap<Mac, Ipv4Addr>,
+    /// How each radio encrypts.
+    pub sending: [Option<Sending>; MAX_RADIOS],
+    /// The senders that are accepted over each radio, with the numbers of their first packets.
+    pub senders: BTreeMap<(usize, Mac, u8), (Sender, u64)>,
 }
 
 impl Radios for FakeRadios {
@@ -88,6 +93,17 @@ impl Radios for FakeRadios {
     }
     fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError> {
         self.packets = Some((mtu, numbered));
+        Ok(())
+    }
+    fn sending(&mut self, radio: usize) -> Option<Sending> {
+        self.sending[radio]
+    }
+    fn accept(&mut self, radio: usize, sender: &Sender, packet: u64) -> Result<(), SteeringError> {
+        self.senders.insert((radio, sender.device, sender.radio), (*sender, packet));
+        Ok(())
+    }
+    fn refuse(&mut self, radio: usize, device: Mac, remote: u8) -> Result<(), SteeringError> {
+        assert!(self.senders.remove(&(radio, device, remote)).is_some(), "{device} over {radio}");
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! The settings of the ad-hoc device, from the configuration, the command line or the API.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use braid_api::{AdhocChange, AdhocUp};
@@ -27,6 +28,8 @@ pub struct AdhocSettings {
     pub radios: Vec<RadioTerms>,
     /// How neighbours are reached.
     pub terms: Terms,
+    /// File with the key of the group; `None`: it has none. No request names one, because this process would open it with its own rights.
+    pub key_file: Option<PathBuf>,
 }
 
 /// A radio as the user named it.
@@ -51,7 +54,7 @@ impl RadioTerms {
 
 impl Default for AdhocSettings {
     fn default() -> Self {
-        Self { name: DEFAULT_NAME.to_owned(), mac: None, radios: Vec::new(), terms: Terms::default() }
+        Self { name: DEFAULT_NAME.to_owned(), mac: None, radios: Vec::new(), terms: Terms::default(), key_file: None }
     }
 }
 

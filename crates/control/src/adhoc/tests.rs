@@ -1,5 +1,7 @@
 //! The device on a fake: frames go in, and what it would set in the kernel comes out.
 
+mod keys;
+
 use braid_api::AdhocChange;
 use braid_decide::adhoc::frame::LENGTH;
 

@@ -12,7 +12,8 @@
 //! | 38 | the sender's radios that work: a bit for each place; none: the device goes |
 //! | 39 | what the sender understands: 1, numbered frames ([`super::order`]) |
 //!
-//! Numbers are in network order. Frames are not authenticated. What they claim changes only how frames for the claimed address leave.
+//! Numbers are in network order. Frames are not authenticated, unless the group has a key (`braid_control::adhoc::group`). What they claim changes only how frames for the
+//! claimed address leave.
 
 use braid_model::Mac;
 

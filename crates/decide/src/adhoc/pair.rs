@@ -269,6 +269,17 @@ impl Pair {
         Some(Probe { sequence: probes.sequence, is_echo: self.echoes || offered })
     }
 
+    /// The number of a probe out of turn; `None`: there was one just now. Its answer counts, and its absence does not.
+    pub fn ask(&mut self, now: Time) -> Option<u32> {
+        if now.since(self.probes.last) < PROBED {
+            return None;
+        }
+        self.probes.sequence = self.probes.sequence.wrapping_add(1);
+        self.probes.sent = self.probes.sent.saturating_add(1);
+        self.probes.last = now;
+        Some(self.probes.sequence)
+    }
+
     /// Whether something is missing, so that the pair must be looked at soon.
     pub fn is_suspected(&self, now: Time) -> bool {
         self.unanswered.is_some_and(|sent| now.since(sent) >= self.patience(SUSPICION, 2))
@@ -400,6 +411,18 @@ mod tests {
         assert!(pair.is_dead());
         assert!(pair.on_reply(at(2000), probe.sequence));
         assert!(!pair.is_dead() && pair.heard() == at(2000));
+    }
+
+    #[test]
+    fn a_question_out_of_turn_is_answered_and_accuses_nobody() {
+        let mut pair = lively();
+        for now in (0..400).step_by(10) {
+            pair.ask(at(now));
+        }
+        assert!(pair.probe(at(400), IDLE).is_none() && !pair.is_dead());
+        let sequence = pair.ask(at(500)).unwrap();
+        assert_eq!(pair.ask(at(510)), None);
+        assert!(pair.on_reply(at(520), sequence));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod facts;
 pub mod firewall;
 mod follow;
 mod ipsec;
+pub(super) mod macsec;
 pub mod neighbours;
 pub(super) mod netfilter;
 mod talk;

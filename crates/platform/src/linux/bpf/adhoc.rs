@@ -3,15 +3,19 @@
 //! File descriptors hold all of it. When the process ends, however it ends, the kernel removes the device, and the radios are as before. Before Linux 6.6 the
 //! programs at the radios are filters, which stay after a crash: they let all frames pass [`LINGER`] after the last heartbeat, and the next device with this radio replaces them.
 
+mod seal;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
+use std::iter;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData};
 use aya::programs::{LinkOrder, TcAttachType};
+use braid_control::adhoc::group::{Sender, Sending};
 use braid_control::adhoc::{AdhocCounts, Port, Radios};
 use braid_control::steering::SteeringError;
 use braid_decide::adhoc::frame::ETHER_TYPE;
@@ -23,6 +27,9 @@ use socket2::Socket;
 use super::forward::{PRIORITY, Place, attach_classifier};
 use super::load::{BARE, LoadError, kernel_at_least, load_object, load_programs, map_fd};
 use super::{detail, failed, ignore_missing, take_map};
+pub use seal::Membership;
+use seal::{NO_MACSEC, Seal, Spot};
+
 use crate::linux::netlink;
 use crate::linux::sys::process::poll;
 use crate::linux::sys::{abi, bpf as sys, socket, tun};
@@ -57,6 +64,9 @@ pub enum AdhocError {
         /// Error of the system.
         error: io::Error,
     },
+    /// The group has a key, and the kernel no MACsec.
+    #[error("{NO_MACSEC}")]
+    NoMacsec,
     /// The programs cannot be attached to the device, or their maps not be set.
     #[error("cannot set up the device {name}: {reason}")]
     Setup {
@@ -81,6 +91,7 @@ pub struct AdhocPrograms {
     strangers: HashMap<MapData, abi::PairKey, u64>,
     wanted: HashMap<MapData, abi::MacKey, u64>,
     aliases: HashMap<MapData, abi::PairKey, abi::MacKey>,
+    seals: HashMap<MapData, u32, u32>,
     counts: Array<MapData, u64>,
 }
 
@@ -91,7 +102,7 @@ impl AdhocPrograms {
     /// The privilege is missing, or the kernel refuses them.
     pub fn load() -> Result<Box<Self>, LoadError> {
         let mut ebpf = load_object(OBJECT, &BARE)?;
-        load_programs(&mut ebpf, &[OUT_PROGRAM, IN_PROGRAM], None)?;
+        load_programs(&mut ebpf, &[OUT_PROGRAM, IN_PROGRAM, seal::OUT_PROGRAM, seal::IN_PROGRAM], None)?;
         macro_rules! map {
             ($kind:ident, $name:literal) => {
                 $kind::try_from(take_map(&mut ebpf, $name)?).map_err(|error| LoadError::Object { reason: detail(&error) })?
@@ -108,6 +119,7 @@ impl AdhocPrograms {
             strangers: map!(HashMap, "strangers"),
             wanted: map!(HashMap, "wanted"),
             aliases: map!(HashMap, "aliases"),
+            seals: map!(HashMap, "seals"),
             counts: map!(Array, "adhoc_counts"),
             ebpf,
         }))
@@ -129,16 +141,32 @@ impl AdhocPrograms {
         empty(&mut self.strangers);
         empty(&mut self.wanted);
         empty(&mut self.aliases);
+        empty(&mut self.seals);
         for count in 0..abi::ADHOC_COUNTS as u32 {
             let _ = self.counts.set(count, 0, 0);
         }
     }
 }
 
+/// A frame of Braid that arrived.
+pub struct Received {
+    /// Place of the radio.
+    pub place: usize,
+    /// Whether a member of the group has encrypted it.
+    pub sealed: bool,
+    /// From the Ethernet header on.
+    pub frame: Vec<u8>,
+}
+
 /// The device.
 pub struct AdhocDevice {
     index: LinkIndex,
+    name: String,
     mac: Mac,
+    /// `None`: the group has no key.
+    member: Option<Membership>,
+    /// Seals that were made.
+    seals: u32,
     programs: Box<AdhocPrograms>,
     attached: [Option<AttachedRadio>; MAX_RADIOS],
     /// A bit for each radio over which frames may leave.
@@ -157,6 +185,14 @@ struct AttachedRadio {
     port: Port,
     socket: Socket,
     _in: Option<Box<dyn Send + Sync>>,
+    seal: Option<Seal>,
+}
+
+impl AttachedRadio {
+    /// The device at which the programs run.
+    fn device(&self) -> LinkIndex {
+        self.seal.as_ref().map_or(self.port.index, |seal| seal.device)
+    }
 }
 
 /// The Ethernet address of the device `name` whose first radio has `radio`: always the same, and no manufacturer's (IEEE 802, clause 8.4).
@@ -169,12 +205,23 @@ pub fn address_of(name: &str, radio: Mac) -> Mac {
 }
 
 impl AdhocDevice {
-    /// Makes the device in this thread's network namespace, without radios. Gives the programs back if it fails.
+    /// Makes the device in this thread's network namespace, without radios. With a `member`, what passes over the radios is encrypted, and nothing else passes. Gives
+    /// the programs back if it fails.
     ///
     /// # Errors
     /// The name is taken, or not one of a device; the privilege or the kernel's support is missing.
-    pub fn make(mut programs: Box<AdhocPrograms>, name: &str, mac: Mac) -> Result<Self, (AdhocError, Box<AdhocPrograms>)> {
+    pub fn make(
+        mut programs: Box<AdhocPrograms>,
+        name: &str,
+        mac: Mac,
+        member: Option<Membership>,
+    ) -> Result<Self, (AdhocError, Box<AdhocPrograms>)> {
         programs.clear();
+        match member.as_ref().map(|_| netlink::macsec::is_there()).transpose() {
+            Ok(None | Some(true)) => {}
+            Ok(Some(false)) => return Err((AdhocError::NoMacsec, programs)),
+            Err(error) => return Err((AdhocError::Device { name: name.to_owned(), error }, programs)),
+        }
         let made = make_device(&mut programs.ebpf, name, mac);
         let (file, index, out) = match made {
             Ok(made) => made,
@@ -182,7 +229,10 @@ impl AdhocDevice {
         };
         let mut device = Self {
             index,
+            name: name.to_owned(),
             mac,
+            member,
+            seals: 0,
             programs,
             attached: [const { None }; MAX_RADIOS],
             working: 0,
@@ -209,9 +259,9 @@ impl AdhocDevice {
     /// Waits until [`receive`](Self::receive) has frames, for at most this time. Returns false if somebody has removed the device.
     pub fn wait(&self, most: Duration) -> bool {
         // The file of the device is polled for its end only.
-        let mut on = [(self.file.as_fd(), false); MAX_RADIOS + 1];
-        for (entry, radio) in on[1..].iter_mut().zip(self.attached.iter().flatten()) {
-            *entry = (radio.socket.as_fd(), true);
+        let mut on = [(self.file.as_fd(), false); 2 * MAX_RADIOS + 1];
+        for (entry, (_, _, socket)) in on[1..].iter_mut().zip(self.sockets()) {
+            *entry = (socket.as_fd(), true);
         }
         match poll(on, Some(most)) {
             Ok(ready) => !ready[0].hung_up,
@@ -222,22 +272,32 @@ impl AdhocDevice {
         }
     }
 
-    /// The frames of Braid that arrived over the radios, with their places.
-    pub fn receive(&mut self) -> Vec<(usize, Vec<u8>)> {
-        let mut frames = Vec::new();
-        for (place, radio) in self.attached.iter().enumerate() {
-            let Some(radio) = radio else { continue };
+    /// The sockets, the place of the radio of each, and whether it reads what was encrypted.
+    fn sockets(&self) -> impl Iterator<Item = (usize, bool, &Socket)> {
+        let radios = self.attached.iter().enumerate().filter_map(|(place, radio)| Some((place, radio.as_ref()?)));
+        radios.flat_map(|(place, radio)| {
+            let sealed = radio.seal.iter().map(move |seal| (place, true, &seal.socket));
+            iter::once((place, false, &radio.socket)).chain(sealed)
+        })
+    }
+
+    /// The frames of Braid that arrived over the radios.
+    pub fn receive(&mut self) -> Vec<Received> {
+        let (mut frames, mut buffer) = (Vec::new(), std::mem::take(&mut self.buffer));
+        for (place, sealed, mut socket) in self.sockets() {
             for _ in 0..FRAMES_AT_ONCE {
-                match io::Read::read(&mut &radio.socket, &mut self.buffer) {
+                match io::Read::read(&mut socket, &mut buffer) {
                     // A frame that fills the buffer may have been cut.
-                    Ok(length) if length < self.buffer.len() => {
-                        frames.extend(frame::received(&mut self.buffer[..length]).map(|frame| (place, frame.to_vec())));
+                    Ok(length) if length < buffer.len() => {
+                        let frame = frame::received(&mut buffer[..length]);
+                        frames.extend(frame.map(|frame| Received { place, sealed, frame: frame.to_vec() }));
                     }
                     Ok(_) => {}
                     Err(_) => break,
                 }
             }
         }
+        self.buffer = buffer;
         frames
     }
 
@@ -256,20 +316,39 @@ impl AdhocDevice {
     fn attach(&mut self, place: usize, port: &Port) -> Result<AttachedRadio, String> {
         let also = (!port.translates).then_some(self.mac);
         let socket = socket::frames(port.index, ETHER_TYPE, also).map_err(|error| error.to_string())?;
-        let flags = if port.translates { abi::RADIO_TRANSLATES } else { 0 };
-        let radio = abi::Radio { device: port.index.0, flags, mac: key(port.mac) };
+        let seal = self.seal(place, port)?;
+        let (device, name) = seal.as_ref().map_or((port.index, &port.name), |seal| (seal.device, &seal.name));
+        let translates = if port.translates { abi::RADIO_TRANSLATES } else { 0 };
+        let flags = translates | if seal.is_some() { abi::RADIO_SEALED } else { 0 };
+        let radio = abi::Radio { device: device.0, flags, mac: key(port.mac) };
         let number = u32::try_from(place).unwrap_or(u32::MAX);
         self.programs.radios.set(number, radio, 0).map_err(|error| error.to_string())?;
-        self.programs.places.insert(port.index.0, number, 0).map_err(|error| error.to_string())?;
-        let at = Place { device: &port.name, side: TcAttachType::Ingress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
-        let attached = attach_classifier(&mut self.programs.ebpf, IN_PROGRAM, at)?;
-        Ok(AttachedRadio { port: port.clone(), socket, _in: attached })
+        self.programs.places.insert(device.0, number, 0).map_err(|error| error.to_string())?;
+        let at = Place { device: name, side: TcAttachType::Ingress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
+        let attached = attach_classifier(&mut self.programs.ebpf, IN_PROGRAM, at);
+        if attached.is_err() {
+            let _ = self.programs.places.remove(&device.0);
+            seal.iter().for_each(|seal| seal.forget(&mut self.programs.seals));
+        }
+        let attached = attached?;
+        Ok(AttachedRadio { port: port.clone(), socket, _in: attached, seal })
+    }
+
+    /// The MACsec device of a radio, if the group has a key.
+    fn seal(&mut self, place: usize, port: &Port) -> Result<Option<Seal>, String> {
+        let Some(member) = &self.member else { return Ok(None) };
+        self.seals += 1;
+        let spot = Spot { device: (&self.name, self.mac), place, port, epoch: self.seals };
+        Seal::make(&mut self.programs.ebpf, &mut self.programs.seals, member, &spot).map(Some)
     }
 
     fn detach(&mut self, place: usize) {
         if let Some(radio) = self.attached[place].take() {
             // Whatever fails here is about a device that is gone.
-            let _ = self.programs.places.remove(&radio.port.index.0);
+            let _ = self.programs.places.remove(&radio.device().0);
+            if let Some(seal) = &radio.seal {
+                seal.forget(&mut self.programs.seals);
+            }
             let _ = self.programs.radios.set(u32::try_from(place).unwrap_or(u32::MAX), abi::Radio::default(), 0);
         }
     }
@@ -424,6 +503,20 @@ impl Radios for AdhocDevice {
         netlink::set_mtu(self.index, mtu.min(MOST_MTU))
             .and_then(|()| netlink::set_most_segments(self.index, segments))
             .map_err(|error| SteeringError { action: "set the size of the device's largest packet", reason: error.to_string() })
+    }
+
+    fn sending(&mut self, radio: usize) -> Option<Sending> {
+        self.attached[radio].as_mut()?.seal.as_mut().map(Seal::sending)
+    }
+
+    fn accept(&mut self, radio: usize, sender: &Sender, packet: u64) -> Result<(), SteeringError> {
+        let (Some(AttachedRadio { seal: Some(seal), .. }), Some(member)) = (&self.attached[radio], &self.member) else { return Ok(()) };
+        seal.accept(member, sender, packet)
+    }
+
+    fn refuse(&mut self, radio: usize, device: Mac, remote: u8) -> Result<(), SteeringError> {
+        let Some(AttachedRadio { seal: Some(seal), .. }) = &self.attached[radio] else { return Ok(()) };
+        seal.refuse(device, remote)
     }
 }
 

@@ -29,18 +29,22 @@ const SSID_LIMIT: usize = 32;
 /// If the kernel cannot be asked, for example because a sandbox forbids netlink.
 pub fn ssids() -> io::Result<BTreeSet<String>> {
     let mut kernel = NetlinkSocket::with(NETLINK_GENERIC)?;
-    let mut family = None;
-    let request = with_text(CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_NAME, "nl80211");
-    match kernel.request(GENL_ID_CTRL, NLM_F_REQUEST | NLM_F_ACK, &request, |body| family = family.or_else(|| family_of(body))) {
-        // The module is not loaded, since there is no wireless device.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        answer => drop(answer?),
-    }
-    let Some(family) = family else { return Ok(BTreeSet::new()) };
+    // The module is not loaded if there is no wireless device.
+    let Some(family) = family(&mut kernel, "nl80211")? else { return Ok(BTreeSet::new()) };
     let mut found = BTreeSet::new();
     let request = [NL80211_CMD_GET_INTERFACE, 0, 0, 0];
     kernel.request(family, NLM_F_REQUEST | NLM_F_DUMP, &request, |body| found.extend(ssid_of(body)))?;
     Ok(found)
+}
+
+/// The number of a family of generic netlink; `None` if the kernel has none of this name.
+pub(super) fn family(kernel: &mut NetlinkSocket, name: &str) -> io::Result<Option<u16>> {
+    let mut family = None;
+    let request = with_text(CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_NAME, name);
+    match kernel.request(GENL_ID_CTRL, NLM_F_REQUEST | NLM_F_ACK, &request, |body| family = family.or_else(|| family_of(body))) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        answer => answer.map(|_| family),
+    }
 }
 
 /// A generic netlink request with one attribute, a text.

@@ -240,6 +240,8 @@ pub mod event {
 
 /// `BRAID_RADIO_TRANSLATES`.
 pub const RADIO_TRANSLATES: u32 = 1;
+/// `BRAID_RADIO_SEALED`.
+pub const RADIO_SEALED: u32 = 2;
 /// Number of counts of the ad-hoc device (`BRAID_ADHOC_COUNTS`).
 pub const ADHOC_COUNTS: usize = 6;
 
