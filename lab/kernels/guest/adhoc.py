@@ -48,7 +48,11 @@ class Way:
 
 
 def way(name, shared=False, broken=True, rounds=1, is_asserted=False):
-    """Registers a way. `shared`: the radios of both pairs are in one segment. `broken`: radios of it are broken; else only its rate is measured. `is_asserted`: its gaps must be short."""
+    """Registers a way.
+
+    `shared`: the radios of both pairs are in one segment. `broken`: its radios are broken; else only its rate is measured. `is_asserted`: its gaps must be
+    short.
+    """
 
     def register(function):
         made = WAYS[name] = Way(name, contextlib.contextmanager(function), shared, broken, rounds, is_asserted)
@@ -161,19 +165,17 @@ def bare():
 
 
 @contextlib.contextmanager
-def devices(more=(), keys=None, names=HOSTS):
-    """`braid adhoc up` at each host, with both radios; yields their processes."""
+def devices(more=(), names=HOSTS):
+    """`braid adhoc up` at each of these hosts, with both radios."""
     with contextlib.ExitStack() as stack:
-        running = {}
-        for number, name in enumerate(names):
-            words = [word for radio in RADIOS for word in ("--radio", radio)] + [*more, *(["--key-file", keys[name]] if keys else [])]
-            path = pathlib.Path(f"/tmp/adhoc-{name}.socket")
-            running[name] = Background([*on(name), "braid", "adhoc", "up", *words, "--socket", str(path)], pathlib.Path(f"/tmp/adhoc-{name}.log"))
-            stack.callback(running[name].close)
-            eventually(lambda: adhoc(name, "--json") or running[name].process.poll() is not None, lambda: f"no device: {running[name].log.read_text()}")
-            require(running[name].process.poll() is None, f"braid adhoc up ended: {running[name].log.read_text()}")
-            ip(name, f"address add 10.60.0.{number + 1}/24 dev vi0")
-        yield running
+        for name in names:
+            words = [word for radio in RADIOS for word in ("--radio", radio)] + [*more, "--socket", f"/tmp/adhoc-{name}.socket"]
+            running = Background([*on(name), "braid", "adhoc", "up", *words], pathlib.Path(f"/tmp/adhoc-{name}.log"))
+            stack.callback(running.close)
+            eventually(lambda: adhoc(name, "--json") or running.process.poll() is not None, lambda: f"no device: {running.log.read_text()}")
+            require(running.process.poll() is None, f"braid adhoc up ended: {running.log.read_text()}")
+            ip(name, f"address add 10.60.0.{'abc'.index(name) + 1}/24 dev vi0")
+        yield
 
 
 def adhoc(name, *words):
@@ -536,30 +538,32 @@ def macsec():
     """Devices with one key reach each other by frames that are encrypted; one with another key is no neighbour."""
     if "--key-file" not in call("braid", "adhoc", "up", "--help"):
         raise Skipped("braid adhoc up has no --key-file")
-    names = (*HOSTS, "c")
-    keys = {name: f"/tmp/{'other' if name == 'c' else 'own'}.key" for name in names}
-    for path, digit in (("/tmp/own.key", "1"), ("/tmp/other.key", "2")):
-        pathlib.Path(path).write_text(digit * 64 + "\n")
-        pathlib.Path(path).chmod(0o600)
+    own, other = ("/tmp/own.key", "/tmp/other.key")
+    for path in (own, other):
+        call("braid", "adhoc", "key", path)
     marker = b"a payload that nobody else may read"
-    with hosts(names=names), devices(keys=keys, names=names):
-        eventually(pairs_are_up, lambda: f"the hosts with one key do not find each other: {[neighbours(name) for name in HOSTS]}")
-        with contextlib.closing(Capture(["b0", "b1"])) as capture:
-            call(*on("a"), "ping", "-c", "5", "-i", "0.1", "-W", "2", "-p", marker[:16].hex(), OWN[1])
-            inside("a", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(marker, (OWN[1], 9)))
-            # The frames of a further ping come after those of the datagram.
-            call(*on("a"), "ping", "-c", "2", "-W", "2", OWN[1])
-            frames = capture.end()
-        types = {int.from_bytes(frame[12:14], "big") for frame in frames}
-        require(0x88E5 in types, f"no MACsec frames, but types {sorted(map(hex, types))}")
-        require(not types & {0x0800, 0x0806, 0x86DD}, f"plain frames on the radio: {sorted(map(hex, types))}")
-        require(not any(part in frame for frame in frames for part in (marker, marker[:16])), "the payload can be read on the radio")
-        macs = {name: json.loads(ip(name, "-j link show vi0"))[0]["address"] for name in names}
-        seen = {name: {row["mac"] for row in neighbours(name) if row["state"] == "up"} for name in names}
-        require(macs["c"] not in seen["a"] | seen["b"], f"the host with another key is a neighbour: {seen}")
-        require(not seen["c"], f"the host with another key has neighbours: {seen}")
-        done = subprocess.run([*on("c"), "ping", "-c", "3", "-i", "0.2", "-W", "1", OWN[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        require(done.returncode != 0, "the host with another key gets answers")
+    with hosts(names=(*HOSTS, "c")), devices(["--key-file", own]):
+        with devices(["--key-file", other], names=("c",)):
+            eventually(pairs_are_up, lambda: f"the hosts with one key do not find each other: {[neighbours(name) for name in HOSTS]}")
+            with contextlib.closing(Capture(["b0", "b1"])) as capture:
+                call(*on("a"), "ping", "-c", "5", "-i", "0.1", "-W", "2", "-p", marker[:16].hex(), OWN[1])
+                inside("a", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(marker, (OWN[1], 9)))
+                # The frames of a further ping come after those of the datagram.
+                call(*on("a"), "ping", "-c", "2", "-W", "2", OWN[1])
+                frames = capture.end()
+            types = {int.from_bytes(frame[12:14], "big") for frame in frames}
+            require(0x88E5 in types, f"no MACsec frames, but types {sorted(map(hex, types))}")
+            # The radios themselves have IPv6 addresses, and no IPv4 address.
+            require(not types & {0x0800, 0x0806}, f"plain frames on the radio: {sorted(map(hex, types))}")
+            require(not any(part in frame for frame in frames for part in (marker, marker[:16])), "the payload can be read on the radio")
+            done = subprocess.run([*on("c"), "ping", "-c", "3", "-i", "0.2", "-W", "1", OWN[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            require(done.returncode != 0, "the host with another key gets answers")
+            own_mac = json.loads(ip("c", "-j link show vi0"))[0]["address"]
+            require(not neighbours("c") and own_mac not in {row["mac"] for name in HOSTS for row in neighbours(name)}, "the host with another key is a neighbour")
+        # The same host is a neighbour with the key of the others.
+        with devices(["--key-file", own], names=("c",)):
+            up = lambda: {row["mac"] for row in neighbours("c") if row["state"] == "up"}
+            eventually(lambda: len(up()) == 2, lambda: f"the host with the key does not find the others: {neighbours('c')}")
 
 
 class Capture:
