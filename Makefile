@@ -24,7 +24,7 @@ help:
 	@echo "make package    the same, and a tarball with a static program for any Linux"
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain root file systems (SUITES=\"bookworm noble\"); needs root"
 	@echo "make test-verifier  loads each BPF program on each kernel of lab/kernels, in QEMU, from each compiler (UPDATE=1 rewrites the table); needs root, downloads from Debian"
-	@echo "make test-kernels  tests all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\" RUNS=checks); needs root, downloads from Debian"
+	@echo "make test-kernels  tests all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\" RUNS=checks; RUNS=adhoc compares the ad-hoc device with bonding, team and batman-adv); needs root, downloads from Debian"
 	@echo "make test-containers  tests Braid beside Podman, Docker, ufw and firewalld in Debian 12, in QEMU (RUNS=\"podman ufw\"); needs root, downloads from Debian"
 	@echo "make test-arm64  cross-builds Braid for arm64 and tests it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"

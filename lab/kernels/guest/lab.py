@@ -46,6 +46,8 @@ def run_checks():
         try:
             check()
             print(f"PASS {name} ({time.monotonic() - begin:.1f} s)", flush=True)
+        except Skipped as why:
+            print(f"SKIP {name}: {why}", flush=True)
         except Exception as error:
             print(f"FAIL {name}: {type(error).__name__}: {error}", flush=True)
             print(*daemon.end_of_log(), sep="\n    ", flush=True)
@@ -132,6 +134,10 @@ routing_before = set()
 
 class Failed(Exception):
     """A failed condition or program."""
+
+
+class Skipped(Exception):
+    """A check of something that the program does not have."""
 
 
 def require(condition, why):
