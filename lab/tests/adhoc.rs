@@ -473,6 +473,56 @@ fn a_killed_device_leaves_nothing() {
     within(Duration::from_secs(2), "the radios are as before", || traces(&lab, 0) == before);
 }
 
+/// A new key in a file.
+fn key(lab: &Lab, name: &str) -> String {
+    let path = lab.directory().join(name);
+    let made = Command::new(braid()).args(["adhoc", "key"]).arg(&path).output().unwrap();
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    path.display().to_string()
+}
+
+#[test]
+fn a_group_with_a_key_excludes_others_and_goes_with_its_process() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let [own, foreign] = ["own.key", "foreign.key"].map(|name| format!("--key-file {}", key(&lab, name)));
+    let before = traces(&lab, 0);
+    let mut first = match AdhocHost::start(&lab, &braid(), 0, &own) {
+        Ok(device) => device,
+        Err(error) => {
+            let reason = format!("{error:#}");
+            assert!(reason.contains("the kernel has no MACsec, which a group with a key needs: load the module macsec"), "{reason}");
+            assert_eq!(traces(&lab, 0), before, "nothing was made");
+            println!("the rest is skipped: the kernel has no MACsec");
+            return;
+        }
+    };
+    let log = first.log();
+    assert!(log.contains("the group has a key") && !log.contains("not authenticated"), "{log}");
+    for other in [&own, &own] {
+        // The second time as a host that has started again.
+        let second = start(&lab, 1, other);
+        wait_neighbours(&lab, 0, &first, &[0, 1]);
+        wait_neighbours(&lab, 1, &second, &[0, 1]);
+        run(&lab, 0, &format!("ping -c 3 -i 0.1 -W 2 -s 1440 -M do {}", OWN[1]));
+        let status = second.status().unwrap().unwrap();
+        assert_eq!((status["authenticated"].as_bool(), status["mtu"].as_u64()), (Some(true), Some(1468)));
+    }
+    for other in ["", &foreign] {
+        let second = start(&lab, 1, other);
+        // Each has announced itself several times meanwhile.
+        eventually("the host before is forgotten", || first.neighbours().unwrap().is_empty());
+        assert_eq!(second.neighbours().unwrap(), Vec::<Value>::new());
+        let mut ping = adhoc_host(&lab, 0).command("ping").unwrap();
+        assert!(!ping.args(["-c", "2", "-i", "0.2", "-W", "1", OWN[1]]).output().unwrap().status.success());
+    }
+    first.process().kill().unwrap();
+    first.process().wait().unwrap();
+    within(Duration::from_secs(2), "the radios are as before", || traces(&lab, 0) == before);
+}
+
 #[test]
 fn what_cannot_be_a_device_or_a_radio_is_named() {
     if !able() {

@@ -1,11 +1,12 @@
-//! Keys that the members of a group share: 32 random bytes in a file that only its owner can read, in the text form of public keys (base32 in lower case).
+//! Keys that the members of a group share: 32 random bytes in a file that only its owner can read, in the text form of public keys (base32 in lower case), or in
+//! hexadecimal digits, as other programs write them.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use data_encoding::BASE32_NOPAD_NOCASE;
+use data_encoding::{BASE32_NOPAD_NOCASE, HEXLOWER_PERMISSIVE};
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
 
@@ -15,7 +16,7 @@ use crate::keys::{KeyError, open_private};
 const LENGTH: usize = 32;
 /// Upper bound for the size of a key file, in bytes.
 const FILE_LIMIT: u64 = 256;
-const WANTED: &str = "it is not one line of 52 letters and digits, as `braid adhoc key FILE` writes";
+const WANTED: &str = "it is not one line of 52 letters and digits, as `braid adhoc key FILE` writes, or of 64 hexadecimal digits";
 
 /// Reads the key in a file. No error names content of the file.
 ///
@@ -35,7 +36,8 @@ pub fn read(path: &Path) -> Result<Zeroizing<[u8; LENGTH]>, KeyError> {
     // Other programs pad base32.
     let letters = text.trim_ascii();
     let letters = letters.strip_suffix(b"====").unwrap_or(letters);
-    let bytes = Zeroizing::new(BASE32_NOPAD_NOCASE.decode(letters).map_err(|_| damaged())?);
+    let encoding = if letters.len() == 2 * LENGTH { HEXLOWER_PERMISSIVE } else { BASE32_NOPAD_NOCASE };
+    let bytes = Zeroizing::new(encoding.decode(letters).map_err(|_| damaged())?);
     bytes.as_slice().try_into().map(Zeroizing::new).map_err(|_| damaged())
 }
 
@@ -73,6 +75,8 @@ mod tests {
         let text = fs::read_to_string(&one).unwrap();
         fs::write(&other, format!("{}====\n", text.trim().to_ascii_uppercase())).unwrap();
         assert_eq!(read(&one).unwrap(), read(&other).unwrap(), "as other programs write it");
+        fs::write(&other, "0A".repeat(LENGTH) + "\n").unwrap();
+        assert_eq!(*read(&other).unwrap(), [10; LENGTH]);
     }
 
     #[test]
