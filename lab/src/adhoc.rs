@@ -15,11 +15,10 @@ use crate::namespace::Namespace;
 /// Timeout until a device is up, and its neighbours are.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A device without a daemon: `braid adhoc up` at one of the two hosts. Dropping it ends it.
+/// A device without a daemon: `braid adhoc up` at one host. Dropping it ends it.
 #[derive(Debug)]
 pub struct AdhocHost<'a> {
-    lab: &'a Lab,
-    number: usize,
+    host: &'a Namespace,
     braid: PathBuf,
     child: Child,
     socket: PathBuf,
@@ -46,13 +45,7 @@ impl<'a> AdhocHost<'a> {
     pub fn start(lab: &'a Lab, braid: &Path, number: usize, more: &str) -> Result<Self> {
         let radios: String = (0..lab.links().len()).map(|link| format!(" --radio {}", Self::radio(lab, number, link))).collect();
         let mut device = Self::begin(lab, braid, number, &format!("{radios} {more}"))?;
-        let begin = Instant::now();
-        while device.status()?.is_none() {
-            if device.child.try_wait()?.is_some() || begin.elapsed() > LIMIT {
-                bail!("the ad-hoc device does not come up: {}", device.log());
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        device.wait_up()?;
         let (v4, v6) = (Self::ADDRESSES[number], Self::ADDRESSES6[number]);
         adhoc_host(lab, number).ip(&format!("address add {v4}/24 dev vi0\n"))?;
         // IPv6 may be off.
@@ -62,19 +55,36 @@ impl<'a> AdhocHost<'a> {
 
     /// Starts `braid adhoc up` with these arguments, and does not wait.
     pub fn begin(lab: &'a Lab, braid: &Path, number: usize, arguments: &str) -> Result<Self> {
-        let [socket, log] = ["socket", "log"].map(|kind| lab.directory().join(format!("adhoc-{number}.{kind}")));
+        Self::begin_at(adhoc_host(lab, number), lab.directory(), braid, number, arguments)
+    }
+
+    /// The same at any host, with files of this number in `directory`.
+    pub(crate) fn begin_at(host: &'a Namespace, directory: &Path, braid: &Path, number: usize, arguments: &str) -> Result<Self> {
+        let [socket, log] = ["socket", "log"].map(|kind| directory.join(format!("adhoc-{number}.{kind}")));
         File::create(&log)?;
         let appended = || File::options().append(true).open(&log);
-        let mut command = adhoc_host(lab, number).command(braid)?;
+        let mut command = host.command(braid)?;
         command.args(["adhoc", "up"]).args(arguments.split_whitespace()).arg("--socket").arg(&socket);
         let child = command.stdin(Stdio::null()).stdout(appended()?).stderr(appended()?).spawn();
         let child = child.with_context(|| format!("cannot run {}", braid.display()))?;
-        Ok(Self { lab, number, braid: braid.to_owned(), child, socket, log })
+        Ok(Self { host, braid: braid.to_owned(), child, socket, log })
+    }
+
+    /// Waits until the device is up.
+    pub(crate) fn wait_up(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        while self.status()?.is_none() {
+            if self.child.try_wait()?.is_some() || begin.elapsed() > LIMIT {
+                bail!("the ad-hoc device does not come up: {}", self.log());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 
     /// Runs `braid adhoc` with these arguments for the device.
     pub fn braid(&self, arguments: &str) -> Result<Output> {
-        let mut command = adhoc_host(self.lab, self.number).command(&self.braid)?;
+        let mut command = self.host.command(&self.braid)?;
         Ok(command.arg("adhoc").args(arguments.split_whitespace()).env("BRAID_SOCKET", &self.socket).stdin(Stdio::null()).output()?)
     }
 
@@ -147,14 +157,18 @@ impl Babel {
 
     /// Gives the host its address, and starts babeld on these devices.
     pub fn start(lab: &Lab, number: usize, devices: &[String]) -> Result<Self> {
-        let host = adhoc_host(lab, number);
-        host.ip(&format!("address replace {}/32 dev lo\n", Self::ADDRESSES[number]))?;
+        Self::start_at(adhoc_host(lab, number), lab.directory(), number, Self::ADDRESSES[number], devices)
+    }
+
+    /// The same at any host, with files of this number in `directory`. `address` is in 10.66.0.0/16; `arguments` are options and devices.
+    pub(crate) fn start_at(host: &Namespace, directory: &Path, number: usize, address: &str, arguments: &[String]) -> Result<Self> {
+        host.ip(&format!("address replace {address}/32 dev lo\n"))?;
         let mut command = host.command("babeld")?;
         for statement in ["redistribute local ip 10.66.0.0/16 allow", "redistribute local deny"] {
             command.args(["-C", statement]);
         }
-        let file = |kind: &str| lab.directory().join(format!("babel-{number}.{kind}"));
-        command.arg("-I").arg(file("pid")).arg("-S").arg(file("state")).args(devices);
+        let file = |kind: &str| directory.join(format!("babel-{number}.{kind}"));
+        command.arg("-I").arg(file("pid")).arg("-S").arg(file("state")).args(arguments);
         let log = File::create(file("log"))?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
         Ok(Self { child: child.context("cannot run babeld: run lab/install-deps.sh")? })

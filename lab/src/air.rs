@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use braid_model::{ByteCount, Direction, Rate, Time};
-use braid_netem::{EmulatedLink, LinkStats, Packet, Profile};
+use braid_netem::{EmulatedLink, LinkStats, Packet, Profile, RateSource};
 
+use crate::channel::Channel;
 use crate::frame::{Filter, Frame, Summary};
 use crate::namespace::Namespace;
 use crate::sys;
@@ -71,10 +72,33 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     wires: Vec<Wire>,
+    channel: Option<Contention>,
     watches: Vec<Watched>,
     began: Time,
     next_sample: Time,
     quit: bool,
+}
+
+/// The links that share a radio channel.
+#[derive(Debug)]
+struct Contention {
+    channel: Channel<OnAir>,
+    /// By link: the station of its end at the client, and its rates (up, down). The access point is station 0.
+    stations: Vec<Option<(usize, [Rate; 2])>>,
+}
+
+/// A frame on a channel.
+#[derive(Debug)]
+struct OnAir {
+    wire: usize,
+    direction: Direction,
+    frame: Frame,
+}
+
+impl Packet for OnAir {
+    fn size(&self) -> ByteCount {
+        self.frame.size()
+    }
 }
 
 /// What is counted on a link.
@@ -100,9 +124,17 @@ struct Wire {
 }
 
 impl Air {
-    /// Connects the devices `(client's peer, server's peer)` of `namespace` by links with these profiles (up, down).
-    pub(crate) fn start(namespace: &Namespace, wires: &[(String, String, Profile, Profile)], seed: u64) -> Result<Self> {
+    /// Connects the devices `(client's peer, server's peer)` of `namespace` by links with these profiles (up, down). `channel`: links that share a channel, and
+    /// the rate of another station there.
+    pub(crate) fn start(
+        namespace: &Namespace,
+        wires: &[(String, String, Profile, Profile)],
+        channel: Option<(Vec<usize>, Option<Rate>)>,
+        seed: u64,
+    ) -> Result<Self> {
         let began = sys::now();
+        let mut wires = wires.to_vec();
+        let channel = channel.map(|(links, busy)| Contention::new(&mut wires, &links, busy, seed, began)).transpose()?;
         let open = || -> io::Result<Vec<Wire>> {
             let wire = |(number, (client, server, up, down)): (usize, &(String, String, Profile, Profile))| {
                 let seed = seed.wrapping_add(2 * number as u64);
@@ -118,7 +150,7 @@ impl Air {
             wires.iter().enumerate().map(wire).collect()
         };
         let wires = namespace.run(open)?.context("cannot open packet sockets")?;
-        let state = State { wires, watches: Vec::new(), began, next_sample: began + SAMPLE_EVERY, quit: false };
+        let state = State { wires, channel, watches: Vec::new(), began, next_sample: began + SAMPLE_EVERY, quit: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), wake: sys::event().context("cannot make an eventfd")? });
         let theirs = Arc::clone(&shared);
         let work = move || {
@@ -228,18 +260,54 @@ fn forward(shared: &Shared) -> io::Result<()> {
     }
 }
 
+impl Contention {
+    /// Puts links on a channel, whose rates then count instead of the links' own.
+    fn new(wires: &mut [(String, String, Profile, Profile)], links: &[usize], busy: Option<Rate>, seed: u64, now: Time) -> Result<Self> {
+        let mut stations = vec![None; wires.len()];
+        let mut queue = ByteCount::ZERO;
+        for (number, link) in links.iter().enumerate() {
+            let (_, _, up, down) = &mut wires[*link];
+            queue = queue.max(up.queue);
+            let rates = [&mut up.rate, &mut down.rate].map(|rate| std::mem::take(rate));
+            let [RateSource::Constant(up), RateSource::Constant(down)] = rates else { bail!("a link on a channel needs a rate") };
+            stations[*link] = Some((number + 1, [up, down]));
+        }
+        Ok(Self { channel: Channel::new(links.len() + 1, busy, queue, seed, now), stations })
+    }
+
+    /// Puts a frame into the queue of its station, if its link is on the channel.
+    fn push(&mut self, now: Time, on_air: OnAir) -> Option<OnAir> {
+        let Some((station, [up, down])) = self.stations[on_air.wire] else { return Some(on_air) };
+        let (station, rate) = if on_air.direction == Direction::Up { (station, up) } else { (0, down) };
+        self.channel.push(now, station, on_air, rate);
+        None
+    }
+}
+
 impl State {
     /// Receives waiting frames, sends frames that are due, and returns the time of the next pending work.
     fn turn(&mut self, ready: &[bool], batch: &mut sys::Batch, out: &mut Vec<Vec<u8>>) -> Time {
         let now = sys::now();
         let mut next = self.next_sample;
         for (number, wire) in self.wires.iter_mut().enumerate() {
+            let (channel, watches) = (&mut self.channel, &mut self.watches);
             if ready[2 * number] {
-                take_in(&wire.client, &mut wire.up, (number, Direction::Up), &mut self.watches, batch);
+                take_in(&wire.client, &mut wire.up, channel.as_mut(), (number, Direction::Up), watches, batch);
             }
             if ready[2 * number + 1] {
-                take_in(&wire.server, &mut wire.down, (number, Direction::Down), &mut self.watches, batch);
+                take_in(&wire.server, &mut wire.down, channel.as_mut(), (number, Direction::Down), watches, batch);
             }
+        }
+        if let Some(Contention { channel, .. }) = &mut self.channel {
+            let now = sys::now();
+            while let Some(OnAir { wire, direction, frame }) = channel.pop(now) {
+                let wire = &mut self.wires[wire];
+                let link = if direction == Direction::Up { &mut wire.up } else { &mut wire.down };
+                link.push(now, frame);
+            }
+            next = channel.poll_timeout().map_or(next, |due| next.min(due));
+        }
+        for wire in &mut self.wires {
             wire.missed += give_out(&mut wire.up, &wire.server, out);
             wire.missed += give_out(&mut wire.down, &wire.client, out);
             for due in [wire.up.poll_timeout(), wire.down.poll_timeout()].into_iter().flatten() {
@@ -264,6 +332,7 @@ impl State {
 fn take_in(
     socket: &OwnedFd,
     link: &mut EmulatedLink<Frame>,
+    mut contention: Option<&mut Contention>,
     (wire, direction): (usize, Direction),
     watches: &mut [Watched],
     batch: &mut sys::Batch,
@@ -284,7 +353,14 @@ fn take_in(
                 }
             }
         }
-        link.push(now, frame);
+        let on_air = OnAir { wire, direction, frame };
+        let own = match &mut contention {
+            Some(contention) => contention.push(now, on_air),
+            None => Some(on_air),
+        };
+        if let Some(OnAir { frame, .. }) = own {
+            link.push(now, frame);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use braid_model::Direction;
+use braid_model::{Direction, Rate};
 use braid_netem::Profile;
 
 use crate::air::{Air, Count, Counters, Sample, Watch};
@@ -51,6 +51,7 @@ pub struct Builder {
     ipv6: bool,
     lan: Option<LanSpec>,
     far: Option<u32>,
+    channel: Option<(Vec<usize>, Option<Rate>)>,
     seed: u64,
 }
 
@@ -90,6 +91,13 @@ impl Builder {
     /// the links, and reports larger ones.
     pub fn far(mut self, path_mtu: u32) -> Self {
         self.far = Some(path_mtu);
+        self
+    }
+
+    /// Puts these links, which are emulated and have rates, on one radio channel with their access point: one station sends at a time, each at its link's rate.
+    /// `busy`: the rate of another station there, which sends all the time.
+    pub fn channel(mut self, links: &[usize], busy: Option<Rate>) -> Self {
+        self.channel = Some((links.to_vec(), busy));
         self
     }
 
@@ -136,9 +144,20 @@ impl Builder {
         far.as_ref().zip(self.far).map(|(far, mtu)| lan::make_far(&site, far, self.links.len(), mtu)).transpose()?;
 
         let wires = self.wires();
-        let air = if wires.is_empty() { None } else { Some(Air::start(&between, &wires, self.seed)?) };
+        let channel = self.channel.as_ref().map(|(links, busy)| Ok::<_, anyhow::Error>((self.numbers(links)?, *busy))).transpose()?;
+        let air = if wires.is_empty() { None } else { Some(Air::start(&between, &wires, channel, self.seed)?) };
         let Self { links, lan, ipv6, .. } = self;
         Ok(Lab { air, _watchdog: watchdog, client, server, between, devices, far, links, lan, ipv6, home })
+    }
+
+    /// Numbers of these links among the emulated ones.
+    fn numbers(&self, links: &[usize]) -> Result<Vec<usize>> {
+        let emulated = |link: &LinkSpec| matches!(link.medium, Medium::Emulated { .. });
+        let number = |link: &usize| {
+            ensure!(self.links.get(*link).is_some_and(emulated), "link {link} is not emulated: it cannot be on a channel");
+            Ok(self.links[..*link].iter().filter(|link| emulated(link)).count())
+        };
+        links.iter().map(number).collect()
     }
 
     fn make_devices(&self, client: &Namespace, server: &Namespace, between: &Namespace) -> Result<()> {
@@ -205,7 +224,7 @@ impl Builder {
 impl Lab {
     /// Returns a builder; [`start`](Builder::start) creates the lab.
     pub fn builder() -> Builder {
-        Builder { links: Vec::new(), rp_filter: 1, ipv6: true, lan: None, far: None, seed: 1 }
+        Builder { links: Vec::new(), rp_filter: 1, ipv6: true, lan: None, far: None, channel: None, seed: 1 }
     }
 
     /// The namespace in which the programs under test run.

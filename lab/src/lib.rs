@@ -15,7 +15,7 @@
 //! It needs root, or a user namespace in which it is root. It is invisible outside: its namespaces have no names, and vanish with the
 //! process even if that is killed.
 //!
-//! It does not model radio contention between links, stateful middleboxes (NAT), or routes that differ by destination.
+//! It models radio contention only between links that are put on one channel ([`Builder::channel`]). It does not model stateful middleboxes (NAT), or routes that differ by destination.
 
 #![deny(unsafe_code)]
 
@@ -24,6 +24,7 @@ mod air;
 mod ask;
 pub mod bench;
 pub mod browser;
+mod channel;
 pub mod churn;
 pub mod daemon;
 pub mod demo;
@@ -32,6 +33,7 @@ pub mod forwarding;
 mod frame;
 mod lab;
 mod lan;
+mod mesh;
 mod moves;
 mod namespace;
 pub mod relay;
@@ -53,6 +55,7 @@ pub use braid_model::Direction;
 pub use flood::flood_addresses;
 pub use frame::Filter;
 pub use lab::{Builder, Lab};
+pub use mesh::{Mesh, Reach};
 pub use moves::{FAR, MovesRelay, ServerDaemon, firewall, nat, nft};
 pub use namespace::Namespace;
 pub use responder::Responder;
