@@ -37,6 +37,9 @@ pub fn sender_of_frames(device: LinkIndex) -> io::Result<Socket> {
     bound_to_device(device, 0)
 }
 
+/// Bytes of frames that wait in the kernel until the process reads them: some 100 ms at 300 Mbit/s, because a process may have to wait for a processor.
+const RECEIVE_BUFFER: libc::c_int = 4 << 20;
+
 /// A socket that sends Ethernet frames over a device, and receives those of one EtherType. While it exists, the device also receives frames for `also`, and all
 /// multicasts. Does not block. Needs `CAP_NET_RAW`.
 ///
@@ -65,12 +68,16 @@ pub fn frames(device: LinkIndex, ether_type: u16, also: Option<Mac>) -> io::Resu
             _ => Err(io::Error::last_os_error()),
         }
     };
-    let on: libc::c_int = 1;
-    let (at, length) = (std::ptr::from_ref(&on).cast(), size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the kernel reads one integer, which is ours.
-    if unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, at, length) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let set = |level: libc::c_int, option: libc::c_int, value: libc::c_int| {
+        let (at, length) = (std::ptr::from_ref(&value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+        // SAFETY: the kernel reads one integer, which is ours.
+        match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, length) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+    set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER)?;
     join(libc::PACKET_MR_ALLMULTI, None)?;
     also.map_or(Ok(()), |mac| join(libc::PACKET_MR_UNICAST, Some(mac)))?;
     Ok(socket)
