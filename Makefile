@@ -10,7 +10,7 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .NOTPARALLEL:
-.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 bench check audit screenshots deb static package book install uninstall
+.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 test-mesh bench check audit screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       builds Braid and demonstrates it in a lab (two minutes)"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-kernels  tests all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\" RUNS=checks; RUNS=adhoc compares the ad-hoc device with bonding, team and batman-adv); needs root, downloads from Debian"
 	@echo "make test-containers  tests Braid beside Podman, Docker, ufw and firewalld in Debian 12, in QEMU (RUNS=\"podman ufw\"); needs root, downloads from Debian"
 	@echo "make test-arm64  cross-builds Braid for arm64 and tests it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
+	@echo "make test-mesh  six hosts with three lossy radios each that move, and babeld on their ad-hoc devices; needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make program    builds Braid, and installs only what the build needs"
 	@echo "make install    installs the built program to $(PREFIX) (DESTDIR and PREFIX can be set)"
@@ -104,6 +105,10 @@ test-arm64: deps-build
 	$(SUDO) lab/install-deps.sh kernels cross
 	programs=$$(BRAID_KERNELS=$(abspath $(TARGET))/kernels CARGO="$(CARGO)" lab/kernels/build-for arm64 $(abspath $(TARGET))) \
 	  && $(SUDO) env BRAID_KERNELS=$(abspath $(TARGET))/kernels ARCH=arm64 KERNELS="$(or $(KERNELS),6.12)" lab/kernels/test-kernels "$$programs" $(or $(RUNS),checks)
+
+test-mesh: deps
+	$(CARGO) build --locked -p braid -p braid-lab
+	$(CARGO) test --locked -p braid -p braid-lab --test adhoc_mesh -- --ignored --nocapture
 
 book: program
 	docs/book/build $(TARGET)/release/braid $(TARGET)/book

@@ -13,6 +13,8 @@ const NODES: usize = 6;
 const CHANNELS: usize = 3;
 /// Frames of a thousand that each radio loses.
 const LOSS: u32 = 50;
+/// After 200 s babeld forgets how near a destination was (RFC 8966, appendix B), and takes any route.
+const ROUTE_LIMIT: Duration = Duration::from_secs(300);
 /// Between two looks at all devices.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -121,7 +123,9 @@ fn traces(mesh: &Mesh) -> Vec<String> {
     (0..NODES).map(of).collect()
 }
 
+/// babeld waits for an answer of a destination that has come farther away before it uses a longer route to it. Under loss that takes seconds, or minutes.
 #[test]
+#[ignore = "the routing daemon may take minutes: make test-mesh"]
 fn routes_over_several_hops_come_back_when_nodes_move() {
     if !able() {
         return;
@@ -160,7 +164,7 @@ fn routes_over_several_hops_come_back_when_nodes_move() {
 /// Waits until the last node answers. Returns how long that took, and the hops; calls `also` meanwhile.
 fn wait_route(mesh: &Mesh, mut also: impl FnMut()) -> (Duration, u32) {
     let mut way = None;
-    let took = eventually("there is a route to the last node", || {
+    let took = within(ROUTE_LIMIT, "there is a route to the last node", || {
         also();
         way = hops(mesh);
         way.is_some()
