@@ -268,7 +268,7 @@ impl Contention {
         for (number, link) in links.iter().enumerate() {
             let (_, _, up, down) = &mut wires[*link];
             queue = queue.max(up.queue);
-            let rates = [&mut up.rate, &mut down.rate].map(|rate| std::mem::take(rate));
+            let rates = [&mut up.rate, &mut down.rate].map(std::mem::take);
             let [RateSource::Constant(up), RateSource::Constant(down)] = rates else { bail!("a link on a channel needs a rate") };
             stations[*link] = Some((number + 1, [up, down]));
         }

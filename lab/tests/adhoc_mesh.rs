@@ -140,7 +140,7 @@ fn routes_over_several_hops_come_back_when_nodes_move() {
         let (took, way) = wait_route(&mesh, || ());
         println!("the first route took {took:.1?}");
         assert_eq!(way, 5);
-        for step in 1..ROWS.len() {
+        for (step, row) in ROWS.iter().enumerate().skip(1) {
             let staying = pairs(&reach(step - 1)).intersection(&pairs(&reach(step))).copied().collect();
             mesh.set_reach(&reach(step)).unwrap();
             let mut lost = BTreeSet::new();
@@ -148,7 +148,7 @@ fn routes_over_several_hops_come_back_when_nodes_move() {
             println!("movement {step}: the route took {took:.1?}; {} of {} neighbours stayed", staying.len(), NODES - 1);
             assert_eq!(way, 5);
             let next = run(&mesh, 0, &format!("ip route get {}", Mesh::address(NODES - 1))).1;
-            assert!(next.contains(&format!("via {} dev vi0", Mesh::device_address(ROWS[step][1]))), "{next}");
+            assert!(next.contains(&format!("via {} dev vi0", Mesh::device_address(row[1]))), "{next}");
             let took = eventually("each node has its neighbours, and no others", || {
                 thread::sleep(PAUSE);
                 lost.extend(devices.lost(&staying));
