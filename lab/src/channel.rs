@@ -143,7 +143,8 @@ mod tests {
         let mut channel = Channel::new(1, Some(Rate::from_mbps(12)), ByteCount::new(64_000), 1, Time::ZERO);
         let (mut now, mut total) = (Time::ZERO, Duration::ZERO);
         for _ in 0..1000 {
-            now = now + Duration::from_millis(50);
+            // At any time within a packet of the other station.
+            now = now + Duration::from_micros(50_370);
             channel.push(now, 0, vec![0; 1500], Rate::from_mbps(12));
             let mut at = now;
             while channel.pop(at).is_none() {
