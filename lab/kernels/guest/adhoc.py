@@ -102,7 +102,7 @@ def inside(name, work):
 
 
 @contextlib.contextmanager
-def hosts(shared=False, names=HOSTS, mtu=1500):
+def hosts(shared=False, names=HOSTS):
     """Hosts whose radios are up and have no addresses."""
     try:
         ip_netns("add", "air")
@@ -116,7 +116,7 @@ def hosts(shared=False, names=HOSTS, mtu=1500):
             for number, radio in enumerate(RADIOS):
                 ip("air", f"link add {name}{number} mtu 1600 type veth peer name {radio} netns {name}")
                 ip("air", f"link set {name}{number} master s{0 if shared else number} up")
-                ip(name, f"link set {radio} mtu {mtu} up")
+                ip(name, f"link set {radio} up")
         ip("a", "link add steady type veth peer name steady netns b")
         for name, address in zip(HOSTS, STEADY):
             ip(name, f"address add {address}/24 dev steady")
