@@ -149,10 +149,7 @@ impl Mesh {
     /// # Errors
     /// babeld is missing.
     pub fn babel(&self, number: usize) -> Result<Babel> {
-        let mut arguments: Vec<String> = ["-w", "-h", "1", "vi0"].map(str::to_owned).to_vec();
-        if std::env::var("XXX").is_ok() {
-            arguments = ["-H", "1", "vi0"].map(str::to_owned).to_vec();
-        }
+        let arguments = ["-w", "-h", "1", "vi0"].map(str::to_owned);
         Babel::start_at(self.node(number), self.directory(), number, &Self::address(number), &arguments)
     }
 }

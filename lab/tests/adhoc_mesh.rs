@@ -13,7 +13,7 @@ const NODES: usize = 6;
 const CHANNELS: usize = 3;
 /// Frames of a thousand that each radio loses.
 const LOSS: u32 = 50;
-/// After 200 s babeld forgets how near a destination was (RFC 8966, appendix B), and takes any route.
+/// After some three minutes babeld forgets how near a destination was (the source GC time of RFC 8966, appendix B), and takes any route.
 const ROUTE_LIMIT: Duration = Duration::from_secs(300);
 /// Between two looks at all devices.
 const PAUSE: Duration = Duration::from_millis(100);
