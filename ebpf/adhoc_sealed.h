@@ -25,6 +25,9 @@ int braid_adhoc_sealed_out(struct __sk_buff *skb)
 	/* The system's own frames, such as those of IPv6, would leave in clear. */
 	if (!radio || skb->protocol != bpf_htons(ETH_MACSEC))
 		return TC_DROP;
+	/* Packets have their numbers now. What sorts them by flow or priority would make some arrive too late to be accepted. */
+	bpf_set_hash_invalid(skb);
+	skb->priority = 0;
 	return bpf_redirect(*radio, 0);
 }
 
@@ -35,7 +38,8 @@ int braid_adhoc_sealed_in(struct __sk_buff *skb)
 	const struct braid_adhoc *own = bpf_map_lookup_elem(&adhoc, &zero);
 	const __u32 *tap = bpf_map_lookup_elem(&seals, &device);
 
-	if (!own || !own->device || bpf_ktime_get_ns() > own->until || !tap || skb->protocol != bpf_htons(ETH_MACSEC))
+	/* A VLAN tag in front of the frame is not encrypted, so anybody can add one. */
+	if (!own || !own->device || bpf_ktime_get_ns() > own->until || !tap || skb->protocol != bpf_htons(ETH_MACSEC) || skb->vlan_present)
 		return TC_NEXT;
 	return bpf_redirect(*tap, BPF_F_INGRESS);
 }

@@ -4,7 +4,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ fn two_links() -> Lab {
 
 /// A server at host 1 that sends back what it gets, on TCP. It ends with the lab's namespace.
 fn echo_server(lab: &Lab) {
-    let listener = adhoc_host(lab, 1).run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap()).unwrap();
+    let listener = adhoc_host(lab, 1).run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT)).unwrap()).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || {
@@ -68,7 +68,11 @@ fn echo_server(lab: &Lab) {
 }
 
 fn connect(lab: &Lab) -> TcpStream {
-    let to: SocketAddr = format!("{}:{PORT}", OWN[1]).parse().unwrap();
+    connect_to(lab, OWN[1].parse().unwrap())
+}
+
+fn connect_to(lab: &Lab, address: IpAddr) -> TcpStream {
+    let to = SocketAddr::new(address, PORT);
     let stream = adhoc_host(lab, 0).run(move || TcpStream::connect_timeout(&to, LIMIT).unwrap()).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -298,6 +302,53 @@ fn a_host_without_braid_is_reached_over_one_of_its_devices() {
         echo_server_once(&lab, translate == "off");
         let mut stream = connect(&lab);
         longest_gap(&mut stream, |elapsed| elapsed > Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn a_host_without_braid_follows_when_the_radio_that_it_knows_fails() {
+    if !able() {
+        return;
+    }
+    for own in [OWN, OWN6] {
+        let lab = two_links();
+        // Two access points of one network.
+        run(&lab, 1, "ip link add name lan up type bridge forward_delay 0 mcast_snooping 0");
+        for link in 0..2 {
+            run(&lab, 1, &format!("ip address flush dev l{link}"));
+            run(&lab, 1, &format!("ip link set dev l{link} master lan"));
+        }
+        let is_v6 = own == OWN6;
+        run(&lab, 1, &format!("ip address add {}/{} dev lan{}", own[1], if is_v6 { 64 } else { 24 }, if is_v6 { " nodad" } else { "" }));
+        // The server does not find out by itself.
+        for family in ["ipv4", "ipv6"] {
+            run(
+                &lab,
+                1,
+                &format!(
+                    "sysctl -q net.{family}.neigh.lan.base_reachable_time_ms=3600000 net.{family}.neigh.lan.delay_first_probe_time=3600"
+                ),
+            );
+        }
+        let device = start(&lab, 0, "--translate wlan0=on --translate lte0=on");
+        echo_server(&lab);
+        let mut stream = connect_to(&lab, own[1].parse().unwrap());
+        for link in [0, 1] {
+            eventually("the server is up over both radios", || {
+                let up = device.neighbours().unwrap();
+                up.iter().filter(|row| row["state"] == "up" && row["braid"] == false).count() == 2
+            });
+            let mut broken = false;
+            let gap = longest_gap(&mut stream, |elapsed| {
+                if !broken && elapsed > Duration::from_millis(200) {
+                    broken = true;
+                    lab.carrier(link, false).unwrap();
+                }
+                elapsed > Duration::from_secs(1)
+            });
+            println!("{}, radio {link}: {gap:?}", own[1]);
+            lab.carrier(link, true).unwrap();
+        }
     }
 }
 

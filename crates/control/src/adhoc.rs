@@ -9,15 +9,16 @@ mod settings;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 pub use braid_api::AdhocCounts;
 use braid_api::{Accepted, AdhocChange, AdhocNeighbour, AdhocRadio, AdhocStatus};
 use braid_decide::adhoc::database::{Database, Neighbour};
-use braid_decide::adhoc::frame::{BROADCAST, Frame, Kind, arp_probe};
+use braid_decide::adhoc::frame::{BROADCAST, Frame, Kind};
 use braid_decide::adhoc::order::{NUMBER_LENGTH, Numbered, Order};
 use braid_decide::adhoc::pair::{Counted, Pair};
+use braid_decide::adhoc::resolution::{link_local, news, question};
 use braid_decide::adhoc::{Candidate, MAX_RADIOS, Plan, Terms, WHOLE, shares_of};
 use braid_decide::energy::{Profiles, Technology};
 use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Power, Rate, Time};
@@ -40,6 +41,8 @@ const BUSY: Duration = Duration::from_millis(10);
 const QUIET: Duration = Duration::from_millis(50);
 /// A radio that the kernel refused is tried again after this time.
 const RETRIED: Duration = Duration::from_secs(10);
+/// Why a radio of a group with a key is not used.
+const NOT_SEALED: &str = "somebody has removed its MACsec device";
 /// A missing frame of a spread flow is waited for as long as the slowest radio's round trip, between these.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 /// A warning is shown for this time after its cause was seen last.
@@ -78,8 +81,8 @@ pub trait Radios {
     fn set_plan(&mut self, mac: Mac, plan: Option<&Plan>) -> Result<(), SteeringError>;
     /// Sends a frame. One that cannot be sent is lost, as on the air.
     fn send(&mut self, radio: usize, frame: &[u8]);
-    /// The IPv4 address of a neighbour, as the system knows it.
-    fn address(&mut self, mac: Mac) -> Option<Ipv4Addr>;
+    /// An address of a neighbour, as the system knows it.
+    fn address(&mut self, mac: Mac) -> Option<IpAddr>;
     /// What became of frames since the start.
     fn counts(&mut self) -> Result<AdhocCounts, SteeringError>;
     /// Lets a frame arrive by the device. One that cannot arrive is lost, as on the air.
@@ -167,6 +170,10 @@ pub struct Adhoc<R> {
     /// `None`: the group has no key.
     group: Option<Group>,
     applied: Applied,
+    /// The addresses of the device.
+    addresses: Vec<IpAddr>,
+    /// What each host without Braid was told about: a bit for each radio that reaches it, and for each one that is used.
+    told: BTreeMap<Mac, [u8; 2]>,
     sequence: u32,
     announced: Option<Time>,
     searched: Option<Time>,
@@ -190,6 +197,8 @@ impl<R: Radios> Adhoc<R> {
             order: Order::default(),
             group: None,
             applied: Applied::default(),
+            addresses: Vec::new(),
+            told: BTreeMap::new(),
             sequence: 0,
             announced: None,
             searched: None,
@@ -260,6 +269,9 @@ impl<R: Radios> Adhoc<R> {
 
     /// The devices of this machine have changed.
     pub fn on_devices(&mut self, devices: &[LinkFacts]) {
+        let own = devices.iter().find(|facts| facts.name == self.settings.name);
+        self.addresses = own.iter().flat_map(|facts| &facts.addresses).map(|net| net.addr()).collect();
+        self.addresses.push(link_local(self.mac).into());
         for (place, radio) in self.radios.iter_mut().enumerate() {
             let Some(radio) = radio else { continue };
             let facts = devices.iter().find(|facts| facts.name == radio.terms.name).cloned();
@@ -338,7 +350,9 @@ impl<R: Radios> Adhoc<R> {
                     (Some(group), Some(sealed)) => group.prove(place, sealed),
                     _ => true,
                 };
-                if proven && pair.on_reply(now, frame.sequence) {
+                // A neighbour that does not decrypt what this host sends is not reached.
+                let is_reached = sealed.is_none() || frame.accepts;
+                if proven && is_reached && pair.on_reply(now, frame.sequence) {
                     self.database.settle(&frame.device, place, frame.from);
                 }
             }
@@ -381,6 +395,10 @@ impl<R: Radios> Adhoc<R> {
             instance: self.instance,
             works,
             orders: true,
+            accepts: sealed.is_some_and(|sealed| {
+                let sender = sealed.sender();
+                self.applied.senders.get(&(place, sender.device, sender.radio)) == Some(&sender)
+            }),
             ..*request
         };
         self.emit(now, place, &reply, sealed);
@@ -453,6 +471,7 @@ impl<R: Radios> Adhoc<R> {
         let busy = self.probe(now);
         self.search(now)?;
         self.apply_neighbours()?;
+        self.tell_plain();
         self.warnings.retain(|_, seen| now.since(*seen) < WARNED);
         Ok(now + if busy { BUSY } else { QUIET })
     }
@@ -475,7 +494,13 @@ impl<R: Radios> Adhoc<R> {
         }
         if let Some(group) = &mut self.group {
             for place in 0..MAX_RADIOS {
-                if group.set_epoch(place, self.backend.sending(place).map(|sending| sending.epoch)) {
+                let sending = self.backend.sending(place);
+                let works = self.applied.ports[place].as_ref().is_some_and(|port| port.works);
+                if let Some(radio) = self.radios[place].as_mut().filter(|radio| works && sending.is_none() && radio.refused.is_none()) {
+                    tracing::warn!(radio = radio.terms.name, "the radio is not used: {NOT_SEALED}");
+                    radio.refused = Some((NOT_SEALED.to_owned(), now));
+                }
+                if group.set_epoch(place, sending.map(|sending| sending.epoch)) {
                     self.applied.senders.retain(|(at, ..), _| *at != place);
                     self.announced = None;
                 }
@@ -565,7 +590,18 @@ impl<R: Radios> Adhoc<R> {
     fn send_frame(&mut self, now: Time, place: usize, (to, kind, sequence): (Mac, Kind, u32), works: u8) {
         let Some(radio) = self.radios[place].as_ref().filter(|radio| radio.works()) else { return };
         let Some(from) = radio.source(self.mac) else { return };
-        let frame = Frame { to, from, kind, radio: place as u8, device: self.mac, sequence, instance: self.instance, works, orders: true };
+        let frame = Frame {
+            to,
+            from,
+            kind,
+            radio: place as u8,
+            device: self.mac,
+            sequence,
+            instance: self.instance,
+            works,
+            orders: true,
+            accepts: false,
+        };
         self.emit(now, place, &frame, None);
     }
 
@@ -601,17 +637,44 @@ impl<R: Radios> Adhoc<R> {
         }
         for (place, to, probe, address) in due {
             match address {
-                Some(address) if !probe.is_echo => self.send_arp(place, to, address),
+                Some(address) if !probe.is_echo => self.ask(place, to, address),
                 _ => self.send(now, place, to, Kind::Request, probe.sequence),
             }
         }
         busy
     }
 
-    fn send_arp(&mut self, place: usize, to: Mac, address: Ipv4Addr) {
-        let source = self.radios[place].as_ref().filter(|radio| radio.works()).and_then(|radio| radio.source(self.mac));
-        if let Some(from) = source {
-            self.backend.send(place, &arp_probe(to, from, address));
+    /// The address of frames that this host sends over a radio that works.
+    fn source(&self, place: usize) -> Option<Mac> {
+        self.radios[place].as_ref().filter(|radio| radio.works())?.source(self.mac)
+    }
+
+    /// Asks a host without Braid for an answer over this radio.
+    fn ask(&mut self, place: usize, to: Mac, address: IpAddr) {
+        if let Some(from) = self.source(place) {
+            self.backend.send(place, &question(to, from, address));
+        }
+    }
+
+    /// Tells the hosts without Braid whose radios have changed over which one this host is reached now. What they send would go on to a radio that has failed,
+    /// because its address was translated, or because a switch on the way last saw this host there.
+    fn tell_plain(&mut self) {
+        let mut told = BTreeMap::new();
+        for (mac, neighbour) in self.database.iter().filter(|(_, neighbour)| neighbour.is_proven() && !neighbour.is_braid()) {
+            let Some(plan) = self.applied.plans.get(mac) else { continue };
+            let living = |place: &usize| neighbour.pairs[*place].as_ref().is_some_and(|(_, pair)| pair.is_proven() && !pair.is_dead());
+            let places = |is_there: &dyn Fn(&usize) -> bool| (0..MAX_RADIOS).filter(is_there).fold(0u8, |all, place| all | 1 << place);
+            told.insert(*mac, [places(&living) & self.works(), places(&|place| plan.shares[*place] > 0)]);
+        }
+        let changed: Vec<Mac> = told.iter().filter(|(mac, places)| self.told.get(mac) != Some(places)).map(|(mac, _)| *mac).collect();
+        self.told = told;
+        for mac in changed {
+            let Some(plan) = self.applied.plans.get(&mac) else { continue };
+            let (at, best) = (plan.at, (0..MAX_RADIOS).max_by_key(|place| plan.shares[*place]));
+            let Some((place, from)) = best.and_then(|place| Some((place, self.source(place)?))) else { continue };
+            for address in &self.addresses {
+                self.backend.send(place, &news(at[place].unwrap_or(mac), from, *address));
+            }
         }
     }
 
@@ -630,7 +693,7 @@ impl<R: Radios> Adhoc<R> {
             let missing: Vec<usize> = (0..MAX_RADIOS)
                 .filter(|place| self.database.get_mut(&mac).is_some_and(|neighbour| neighbour.pairs[*place].is_none()))
                 .collect();
-            missing.into_iter().for_each(|place| self.send_arp(place, mac, address));
+            missing.into_iter().for_each(|place| self.ask(place, mac, address));
         }
         Ok(())
     }
@@ -655,7 +718,8 @@ impl<R: Radios> Adhoc<R> {
                 wanted.plans.insert(*mac, self.plan(*mac, neighbour));
             }
         }
-        self.apply_senders(&mut wanted)?;
+        // A radio that takes no keys does not concern the others.
+        let senders = self.apply_senders(&wanted.pairs);
         let Self { backend, applied, .. } = self;
         // Those that are gone first: the kernel's tables have no more room than this.
         for gone in applied.plans.keys().filter(|mac| !wanted.plans.contains_key(mac)) {
@@ -677,28 +741,33 @@ impl<R: Radios> Adhoc<R> {
             backend.set_plan(*mac, Some(plan))?;
         }
         let (ports, packets) = (std::mem::take(&mut applied.ports), applied.packets);
-        *applied = Applied { ports, packets, ..wanted };
-        Ok(())
+        *applied = Applied { ports, packets, senders: std::mem::take(&mut applied.senders), ..wanted };
+        senders
     }
 
     /// Accepts the senders that have proven themselves, as long as their pairs stay.
-    fn apply_senders(&mut self, wanted: &mut Applied) -> Result<(), SteeringError> {
+    fn apply_senders(&mut self, pairs: &BTreeSet<(Mac, usize)>) -> Result<(), SteeringError> {
         let Self { backend, applied, group: Some(group), .. } = self else { return Ok(()) };
-        group.retain(|place, device| wanted.pairs.contains(&(device, place)));
-        wanted.senders = group.peers().map(|(at, peer)| (*at, peer.sender)).collect();
-        let gone: Vec<PeerKey> = applied.senders.keys().filter(|at| !wanted.senders.contains_key(at)).copied().collect();
+        group.retain(|place, device| pairs.contains(&(device, place)));
+        let senders: BTreeMap<PeerKey, Sender> = group.peers().map(|(at, peer)| (*at, peer.sender)).collect();
+        let mut outcome = Ok(());
+        let gone: Vec<PeerKey> = applied.senders.keys().filter(|at| !senders.contains_key(at)).copied().collect();
         for at in gone {
             let (place, device, remote) = at;
-            backend.refuse(place, device, remote)?;
-            applied.senders.remove(&at);
+            match backend.refuse(place, device, remote) {
+                Ok(()) => _ = applied.senders.remove(&at),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
         for (at, peer) in group.peers() {
             if applied.senders.get(at) != Some(&peer.sender) {
-                backend.accept(at.0, &peer.sender, peer.packet)?;
-                applied.senders.insert(*at, peer.sender);
+                match backend.accept(at.0, &peer.sender, peer.packet) {
+                    Ok(()) => _ = applied.senders.insert(*at, peer.sender),
+                    Err(error) => outcome = outcome.and(Err(error)),
+                }
             }
         }
-        Ok(())
+        outcome
     }
 
     fn plan(&self, mac: Mac, neighbour: &Neighbour) -> Plan {

@@ -1,7 +1,6 @@
 //! The thread of the ad-hoc device, in the daemon or alone (`braid adhoc up` without a daemon).
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as sync;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +30,7 @@ use crate::system::{notify, watch_battery};
 pub const UNAUTHENTICATED: &str = "the group is not authenticated: whoever is in reach of a radio can send frames in the name of its hosts, as on any Ethernet without MACsec";
 /// The same for a group with a key.
 pub const AUTHENTICATED: &str =
-    "the group has a key: its hosts authenticate and encrypt what they send each other (MACsec), and receive nothing else";
+    "the group has a key: its hosts authenticate and encrypt what they send each other (MACsec), and receive nothing else over the device";
 /// Title of the error of a daemon that cannot make a device because it loaded no programs for one when it started.
 pub const NO_PRIVILEGE: &str = "Not prepared";
 const GIVEN_UP: &str =
@@ -69,8 +68,9 @@ impl AdhocThread {
         let failed = |error: &dyn std::fmt::Display| RequestError::failed("Not made", error.to_string());
         let key = settings.key_file.as_deref().map(shared::read).transpose().map_err(|error| failed(&error))?;
         let key = key.map(|shared| GroupKey::new(&shared));
-        let random = || RandomState::new().hash_one(mac.0);
-        let instance = random();
+        // No key of MACsec may be used twice, and each depends on the first of these.
+        let random = || shared::random().map_err(|error| failed(&error));
+        let (instance, secret) = (random()?, random()?);
         let member = key.clone().map(|key| Membership { key, instance });
         let loaded = programs.take().ok_or_else(|| RequestError::conflict(NO_PRIVILEGE, GIVEN_UP))?;
         let device = AdhocDevice::make(loaded, &settings.name, mac, member).map_err(|(error, loaded)| {
@@ -82,7 +82,7 @@ impl AdhocThread {
         })?;
         let (name, (commands, orders)) = (settings.name.clone(), sync::channel());
         let radios = Arc::new(Mutex::new(names(&settings)));
-        let adhoc = Adhoc::new(device, settings, mac, instance, random());
+        let adhoc = Adhoc::new(device, settings, mac, instance, secret);
         let adhoc = key.into_iter().fold(adhoc, Adhoc::with_key);
         let worker = Worker { adhoc, network, orders, trouble: None, radios: radios.clone() };
         let thread = thread::Builder::new().name("braid-adhoc".to_owned()).spawn(move || worker.run());

@@ -214,8 +214,15 @@ impl Daemon<'_> {
             let detail = format!("{} is up already: `braid adhoc set` and `add` change it, `braid adhoc down` removes it", device.name());
             return Err(RequestError::conflict("Not made", detail));
         }
-        let device = AdhocThread::start(AdhocSettings::of(up)?, &mut self.adhoc_programs, self.network.clone())?;
-        let accepted = Accepted { message: format!("{} is up", device.name()), warnings: vec![crate::adhoc::UNAUTHENTICATED.to_owned()] };
+        // No client names a file, and none may leave the key out that the configuration asks for.
+        let key_file = self.core.config().adhoc.as_ref().and_then(|adhoc| adhoc.key_file.clone());
+        let (message, warnings) = match key_file {
+            Some(_) => (format!("; {}", crate::adhoc::AUTHENTICATED), Vec::new()),
+            None => (String::new(), vec![crate::adhoc::UNAUTHENTICATED.to_owned()]),
+        };
+        let settings = AdhocSettings { key_file, ..AdhocSettings::of(up)? };
+        let device = AdhocThread::start(settings, &mut self.adhoc_programs, self.network.clone())?;
+        let accepted = Accepted { message: format!("{} is up{message}", device.name()), warnings };
         self.adhoc = Some(device);
         Ok(accepted)
     }

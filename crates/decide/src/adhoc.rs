@@ -7,6 +7,7 @@ pub mod database;
 pub mod frame;
 pub mod order;
 pub mod pair;
+pub mod resolution;
 
 use std::time::Duration;
 

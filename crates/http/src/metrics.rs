@@ -319,7 +319,8 @@ mod tests {
             "counters": {"steered": 1, "lost_events": 0}, "battery": {"level": 0.5, "plugged": true},
         }))
         .unwrap();
-        let text = text(&status, &[], None);
+        let device = adhoc(serde_json::json!([]), &[pair("02:00:00:00:00:02", "eth0", "up")]);
+        let text = text(&status, &[], Some(&device));
         let dashboard = include_str!("../../../docs/grafana.json");
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let named: std::collections::BTreeSet<&str> = dashboard.split(|c| !is_name(c)).filter(|word| word.starts_with("braid_")).collect();

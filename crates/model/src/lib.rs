@@ -6,6 +6,7 @@
 
 pub mod address;
 mod application;
+mod checksum;
 mod energy;
 mod flow;
 pub mod key;
@@ -19,6 +20,7 @@ mod text;
 mod units;
 
 pub use application::{Application, Class};
+pub use checksum::checksum;
 pub use energy::{DeviceModel, Joules, Power};
 pub use flow::{Affinity, Direction, FlowId, PerDirection, Protocol, SequenceNumbers, Traffic};
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};

@@ -41,6 +41,16 @@ pub fn read(path: &Path) -> Result<Zeroizing<[u8; LENGTH]>, KeyError> {
     bytes.as_slice().try_into().map(Zeroizing::new).map_err(|_| damaged())
 }
 
+/// A random number. Waits until the system's generator is ready: early at boot it may not be.
+///
+/// # Errors
+/// The system provides no random numbers.
+pub fn random() -> Result<u64, KeyError> {
+    let mut bytes = [0; 8];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| KeyError::Random)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
 /// Makes a new key in a new file that only its owner can read.
 ///
 /// # Errors
@@ -52,7 +62,12 @@ pub fn create(path: &Path) -> Result<(), KeyError> {
     text.make_ascii_lowercase();
     let unwritable = |error| KeyError::NotCreated { path: path.to_owned(), error };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(unwritable)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.write_all(b"\n")).and_then(|()| file.sync_all()).map_err(unwritable)
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.write_all(b"\n")).and_then(|()| file.sync_all());
+    if written.is_err() {
+        // What has been written is no key.
+        let _ = std::fs::remove_file(path);
+    }
+    written.map_err(unwritable)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod access;
 mod energy;
+mod flood;
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -86,6 +87,8 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     access::shared(settings, &mut report)?;
     settings.keep(&report)?;
     energy::graph(settings, &mut report)?;
+    settings.keep(&report)?;
+    flood::flood(settings, &mut report)?;
     Ok(report)
 }
 

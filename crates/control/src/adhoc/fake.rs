@@ -1,7 +1,7 @@
 //! Radios without devices, for tests and the simulator: what the device sets and sends can be read, and what it reads can be set.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use braid_decide::adhoc::pair::Counted;
 use braid_decide::adhoc::{MAX_RADIOS, Plan};
@@ -36,10 +36,12 @@ pub struct FakeRadios {
     pub wanted: Vec<Mac>,
     /// When hosts without a pair were heard.
     pub strangers: BTreeMap<(Mac, usize), Time>,
-    /// The IPv4 addresses of neighbours.
-    pub addresses: BTreeMap<Mac, Ipv4Addr>,
+    /// The addresses of neighbours.
+    pub addresses: BTreeMap<Mac, IpAddr>,
     /// How each radio encrypts.
     pub sending: [Option<Sending>; MAX_RADIOS],
+    /// Whether the keys of senders are refused.
+    pub takes_no_keys: bool,
     /// The senders that are accepted over each radio, with the numbers of their first packets.
     pub senders: BTreeMap<(usize, Mac, u8), (Sender, u64)>,
 }
@@ -82,7 +84,7 @@ impl Radios for FakeRadios {
     fn send(&mut self, radio: usize, frame: &[u8]) {
         self.sent.push((radio, frame.to_vec()));
     }
-    fn address(&mut self, mac: Mac) -> Option<Ipv4Addr> {
+    fn address(&mut self, mac: Mac) -> Option<IpAddr> {
         self.addresses.get(&mac).copied()
     }
     fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
@@ -99,6 +101,9 @@ impl Radios for FakeRadios {
         self.sending[radio]
     }
     fn accept(&mut self, radio: usize, sender: &Sender, packet: u64) -> Result<(), SteeringError> {
+        if self.takes_no_keys {
+            return Err(SteeringError { action: "set the key of a neighbour", reason: "no such luck".to_owned() });
+        }
         self.senders.insert((radio, sender.device, sender.radio), (*sender, packet));
         Ok(())
     }

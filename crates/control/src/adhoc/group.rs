@@ -170,7 +170,7 @@ impl Sealed {
         self.number == request.number
     }
 
-    fn sender(&self) -> Sender {
+    pub(super) fn sender(&self) -> Sender {
         let Frame { device, instance, radio, .. } = self.frame;
         Sender { device, instance, radio, epoch: self.sending.epoch }
     }
@@ -194,9 +194,9 @@ pub(super) struct Peer {
 pub(super) struct Group {
     key: GroupKey,
     secret: u64,
-    /// The number in requests, and the one before; zero: none.
-    numbers: [u64; 2],
+    /// When the present numbers of requests were drawn.
     drawn: Option<Time>,
+    /// How often they were drawn.
     count: u64,
     peers: BTreeMap<PeerKey, Peer>,
     /// How each own radio encrypts.
@@ -206,13 +206,13 @@ pub(super) struct Group {
 impl Group {
     /// `secret` is a random number of this start.
     pub(super) fn new(key: GroupKey, secret: u64) -> Self {
-        Self { key, secret, numbers: [0; 2], drawn: None, count: 0, peers: BTreeMap::new(), epochs: BTreeMap::new() }
+        Self { key, secret, drawn: None, count: 0, peers: BTreeMap::new(), epochs: BTreeMap::new() }
     }
 
     /// The bytes of a frame of this host. `answers`: the frame that it replies to.
     pub(super) fn seal(&mut self, now: Time, frame: &Frame, answers: Option<&Sealed>, sending: Sending) -> Vec<u8> {
         let number = match (frame.kind, answers) {
-            (Kind::Request, _) => self.fresh_number(now),
+            (Kind::Request, _) => self.fresh_number(now, frame.radio.into()),
             (_, Some(request)) => request.number,
             _ => 0,
         };
@@ -224,22 +224,24 @@ impl Group {
         self.key.open(bytes)
     }
 
-    fn fresh_number(&mut self, now: Time) -> u64 {
+    fn fresh_number(&mut self, now: Time, place: usize) -> u64 {
         if self.drawn.is_none_or(|drawn| now.since(drawn) >= FRESH) {
             self.count += 1;
             self.drawn = Some(now);
-            let said = [self.secret.to_be_bytes(), self.count.to_be_bytes()].concat();
-            let block = derived(&self.key.root, b"number", &said);
-            let number = block.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-            self.numbers = [number.max(1), self.numbers[0]];
         }
-        self.numbers[0]
+        self.number(self.count, place)
+    }
+
+    /// The number in requests over an own radio; never zero. An answer to it that is copied to another radio proves nothing there.
+    fn number(&self, count: u64, place: usize) -> u64 {
+        let said = [self.secret, count, place as u64].map(u64::to_be_bytes).concat();
+        derived(&self.key.root, b"number", &said).iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte)).max(1)
     }
 
     /// Whether a sealed frame is no recording of an earlier one: an answer to a fresh number, or what a sender that is proven has not said before.
     pub(super) fn is_fresh(&mut self, now: Time, place: usize, sealed: &Sealed) -> bool {
         if sealed.frame.kind == Kind::Reply {
-            return self.is_answer(now, sealed.number);
+            return self.is_answer(now, place, sealed.number);
         }
         let sender = sealed.sender();
         let peer = self.peers.get_mut(&(place, sender.device, sender.radio)).filter(|peer| peer.sender == sender);
@@ -258,18 +260,25 @@ impl Group {
         }
     }
 
-    fn is_answer(&self, now: Time, number: u64) -> bool {
-        let age = self.drawn.map(|drawn| now.since(drawn));
+    fn is_answer(&self, now: Time, place: usize, number: u64) -> bool {
+        let Some(age) = self.drawn.map(|drawn| now.since(drawn)) else { return false };
         // The present number is old if nothing was asked for a while.
-        let is_current = number == self.numbers[0] && age.is_some_and(|age| age < 2 * FRESH);
-        let is_last = number == self.numbers[1] && age.is_some_and(|age| age < FRESH);
-        number != 0 && (is_current || is_last)
+        let is_current = age < 2 * FRESH && number == self.number(self.count, place);
+        is_current || age < FRESH && self.count > 1 && number == self.number(self.count - 1, place)
     }
 
-    /// The sender of a fresh answer lives. Returns false for one that has made way for another.
+    /// The sender of a fresh answer lives. Returns false for one that has made way for another, and for one that another own radio receives: the kernel keeps the packet
+    /// numbers of each radio apart, so over a second one its packets could be repeated.
     pub(super) fn prove(&mut self, place: usize, sealed: &Sealed) -> bool {
         let (sender, packet) = (sealed.sender(), sealed.sending.packet.max(1));
         let at = (place, sender.device, sender.radio);
+        if self.peers.iter().any(|((other, ..), peer)| *other != place && peer.sender == sender) {
+            return false;
+        }
+        // An earlier start may have had its radios in another order.
+        self.peers.retain(|(other, device, radio), peer| {
+            (*other, *device) != (place, sender.device) || *radio == sender.radio || peer.sender.instance == sender.instance
+        });
         let known = self.peers.get(&at).copied();
         match known {
             Some(known) if known.sender == sender => {}
@@ -318,7 +327,18 @@ mod tests {
 
     fn frame(kind: Kind, sequence: u32) -> Frame {
         let Sender { device, instance, radio, .. } = SENDER;
-        Frame { to: BROADCAST, from: Mac([2, 0, 0, 0, 0, 1]), kind, radio, device, sequence, instance, works: 9, orders: true }
+        Frame {
+            to: BROADCAST,
+            from: Mac([2, 0, 0, 0, 0, 1]),
+            kind,
+            radio,
+            device,
+            sequence,
+            instance,
+            works: 9,
+            orders: true,
+            accepts: false,
+        }
     }
 
     fn at(ms: u64) -> Time {
@@ -393,6 +413,27 @@ mod tests {
         assert!(!group.is_fresh(at(60_000), 0, &answer(&second, at(4600))), "nothing was asked for a long time");
         let mut restarted = Group::new(key(), 5);
         assert!(!restarted.is_fresh(at(10), 0, &reply), "a question of another start");
+    }
+
+    #[test]
+    fn an_answer_counts_for_the_radio_that_asked_and_a_sender_over_one_radio() {
+        let (mut group, mut other) = (Group::new(key(), 3), Group::new(key(), 4));
+        let sending = Sending { epoch: 1, packet: 70 };
+        let [first, second] = [0, 1].map(|radio| {
+            let request = Frame { radio, ..frame(Kind::Request, 1) };
+            let bytes = group.seal(at(0), &request, None, Sending::default());
+            let request = group.open(&bytes).unwrap();
+            let reply = other.seal(at(0), &frame(Kind::Reply, 1), Some(&request), sending);
+            key().open(&reply).unwrap()
+        });
+        assert!(group.is_fresh(at(5), 0, &first) && !group.is_fresh(at(5), 1, &first), "a copy");
+        assert!(group.prove(0, &first));
+        assert!(group.is_fresh(at(5), 1, &second) && !group.prove(1, &second), "the question was carried to the other radio");
+        group.retain(|_, _| false);
+        assert!(group.prove(1, &second), "the first radio does not receive it any more");
+        let restarted = Sealed { frame: Frame { instance: 9, radio: 4, ..second.frame }, ..second };
+        assert!(group.prove(1, &restarted));
+        assert_eq!(group.peers().map(|(_, peer)| peer.sender.instance).collect::<Vec<_>>(), [9]);
     }
 
     #[test]

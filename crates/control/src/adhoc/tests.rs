@@ -63,6 +63,7 @@ impl World {
             instance: 5,
             works: 0xff,
             orders: true,
+            accepts: kind == Kind::Reply,
         }
     }
 
@@ -196,7 +197,7 @@ fn a_refused_radio_is_tried_again() {
 #[test]
 fn a_plain_host_enters_when_something_was_sent_to_it_and_is_found_over_the_other_radio() {
     let mut world = World::new(&["wlan0", "wlan1"]);
-    let (now, address) = (world.now, Ipv4Addr::new(10, 0, 0, 2));
+    let (now, address) = (world.now, IpAddr::from([10, 0, 0, 2]));
     world.device.backend().strangers.insert((OTHER, 0), now);
     world.pass(100);
     assert!(world.device.backend().pairs.is_empty(), "it was only heard");
@@ -220,6 +221,39 @@ fn a_plain_host_enters_when_something_was_sent_to_it_and_is_found_over_the_other
     world.device.backend().counted.insert((OTHER, 0), Counted { heard, ..Counted::default() });
     world.pass(5_100);
     assert!(world.device.backend().pairs.contains(&(OTHER, 1)), "it has answered the search");
+}
+
+#[test]
+fn a_plain_host_is_told_which_radio_reaches_this_host_when_one_fails() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    let own = "10.0.0.1/24".parse().unwrap();
+    let device = LinkFacts { addresses: vec![own], ..LinkFacts::new(LinkIndex(9), DEFAULT_NAME, LinkKind::Wired) };
+    world.devices.push(device);
+    world.devices_changed();
+    let now = world.now;
+    for place in [0, 1] {
+        world.device.backend().strangers.insert((OTHER, place), now);
+    }
+    world.device.backend().wanted.push(OTHER);
+    world.pass(50);
+    let heard = world.now;
+    for place in [0, 1] {
+        world.device.backend().counted.insert((OTHER, place), Counted { heard, ..Counted::default() });
+    }
+    world.pass(50);
+    world.device.backend().sent.clear();
+    let told = |world: &mut World| {
+        let addresses = [own.addr(), link_local(OWN).into()];
+        let is_news = |(place, frame): &(usize, Vec<u8>)| {
+            addresses.iter().position(|address| *frame == news(OTHER, OWN, *address)).map(|at| (*place, at))
+        };
+        world.device.backend().sent.iter().filter_map(is_news).collect::<Vec<_>>()
+    };
+    world.pass(500);
+    assert_eq!(told(&mut world), [], "nothing has changed");
+    world.devices[0].carrier = false;
+    world.devices_changed();
+    assert_eq!(told(&mut world), [(1, 0), (1, 1)]);
 }
 
 #[test]

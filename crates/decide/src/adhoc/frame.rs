@@ -10,7 +10,7 @@
 //! | 26..30 | sequence number: of announcements over all radios, or of an echo of the pair |
 //! | 30..38 | the sender's instance, a random number of its start |
 //! | 38 | the sender's radios that work: a bit for each place; none: the device goes |
-//! | 39 | what the sender understands: 1, numbered frames ([`super::order`]) |
+//! | 39 | 1: the sender understands numbered frames ([`super::order`]); 2: it receives what the addressee encrypts, in a group with a key |
 //!
 //! Numbers are in network order. Frames are not authenticated, unless the group has a key (`braid_control::adhoc::group`). What they claim changes only how frames for the
 //! claimed address leave.
@@ -25,6 +25,8 @@ pub const BROADCAST: Mac = Mac([0xff; 6]);
 pub const LENGTH: usize = 40;
 /// The sender understands numbered frames.
 const ORDERS: u8 = 1;
+/// The sender receives what the addressee encrypts.
+const ACCEPTS: u8 = 2;
 const MARK: [u8; 4] = *b"BRD\x01";
 
 /// Purpose of a frame.
@@ -59,6 +61,8 @@ pub struct Frame {
     pub works: u8,
     /// Whether the sender understands numbered frames.
     pub orders: bool,
+    /// Whether the sender receives what the addressee encrypts, in a reply of a group with a key.
+    pub accepts: bool,
 }
 
 impl Frame {
@@ -79,7 +83,7 @@ impl Frame {
         bytes[26..30].copy_from_slice(&self.sequence.to_be_bytes());
         bytes[30..38].copy_from_slice(&self.instance.to_be_bytes());
         bytes[38] = self.works;
-        bytes[39] = if self.orders { ORDERS } else { 0 };
+        bytes[39] = if self.orders { ORDERS } else { 0 } | if self.accepts { ACCEPTS } else { 0 };
         bytes
     }
 
@@ -101,23 +105,11 @@ impl Frame {
         let radio = *bytes.get(19)?;
         let sequence = u32::from_be_bytes(field(26, 4)?.try_into().ok()?);
         let instance = u64::from_be_bytes(field(30, 8)?.try_into().ok()?);
-        let (works, orders) = (*bytes.get(38)?, bytes.get(39)? & ORDERS > 0);
-        let frame = Self { to: mac(0)?, from: mac(6)?, kind, radio, device: mac(20)?, sequence, instance, works, orders };
+        let (works, flags) = (*bytes.get(38)?, *bytes.get(39)?);
+        let (orders, accepts) = (flags & ORDERS > 0, flags & ACCEPTS > 0);
+        let frame = Self { to: mac(0)?, from: mac(6)?, kind, radio, device: mac(20)?, sequence, instance, works, orders, accepts };
         (usize::from(radio) < super::MAX_RADIOS && unicast(&frame.from) && unicast(&frame.device)).then_some(frame)
     }
-}
-
-/// An ARP request that asks the host with `address` and `to` for its hardware address, without changing what the host knows (RFC 5227, section 1.1). Any
-/// IPv4 host answers it, over the radio that has `from`.
-pub fn arp_probe(to: Mac, from: Mac, address: std::net::Ipv4Addr) -> [u8; 42] {
-    let mut bytes = [0; 42];
-    bytes[..6].copy_from_slice(&to.0);
-    bytes[6..12].copy_from_slice(&from.0);
-    // Ethernet, IPv4, lengths of addresses, request.
-    bytes[12..22].copy_from_slice(&[0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1]);
-    bytes[22..28].copy_from_slice(&from.0);
-    bytes[38..42].copy_from_slice(&address.octets());
-    bytes
 }
 
 #[cfg(test)]
@@ -127,7 +119,18 @@ mod tests {
 
     fn example() -> Frame {
         let (to, from, device) = (BROADCAST, Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 9]));
-        Frame { to, from, kind: Kind::Request, radio: 3, device, sequence: 7, instance: 1 << 40 | 5, works: 9, orders: true }
+        Frame {
+            to,
+            from,
+            kind: Kind::Request,
+            radio: 3,
+            device,
+            sequence: 7,
+            instance: 1 << 40 | 5,
+            works: 9,
+            orders: true,
+            accepts: false,
+        }
     }
 
     #[test]
@@ -154,20 +157,13 @@ mod tests {
         assert_eq!(Frame::decode(&example().encode()[..LENGTH - 1]), None);
     }
 
-    #[test]
-    fn an_arp_probe_names_no_sender() {
-        let probe = arp_probe(Mac([1; 6]), Mac([2; 6]), [10, 0, 0, 7].into());
-        assert_eq!(probe[12..22], [8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
-        assert_eq!((&probe[22..28], &probe[28..38], &probe[38..]), (&[2; 6][..], &[0; 10][..], &[10, 0, 0, 7][..]));
-    }
-
     proptest! {
         #[test]
         fn any_bytes_decode_to_nothing_or_to_what_encodes_to_them(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Some(frame) = Frame::decode(&bytes) {
                 let mut expected = bytes[..LENGTH].to_vec();
                 // Other bits are for later versions.
-                expected[39] &= ORDERS;
+                expected[39] &= ORDERS | ACCEPTS;
                 prop_assert_eq!(&frame.encode()[..], &expected[..]);
             }
         }

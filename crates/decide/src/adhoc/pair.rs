@@ -67,6 +67,8 @@ pub struct Pair {
     samples: u32,
     sampled: Time,
     probes: Probes,
+    /// When it was probed out of turn.
+    asked: Option<Time>,
     dead: bool,
     announcements: Announcements,
     /// Place of the neighbour's radio, if it runs Braid.
@@ -102,6 +104,7 @@ impl Pair {
             samples: 0,
             sampled: heard,
             probes: Probes::default(),
+            asked: None,
             dead: false,
             announcements: Announcements::default(),
             remote: None,
@@ -269,14 +272,15 @@ impl Pair {
         Some(Probe { sequence: probes.sequence, is_echo: self.echoes || offered })
     }
 
-    /// The number of a probe out of turn; `None`: there was one just now. Its answer counts, and its absence does not.
+    /// The number of a probe out of turn; `None`: there was one within the last second. Its answer counts, its absence does not, and the others are not delayed: whoever
+    /// has recorded a frame can cause this.
     pub fn ask(&mut self, now: Time) -> Option<u32> {
-        if now.since(self.probes.last) < PROBED {
+        if self.asked.is_some_and(|asked| now.since(asked) < SAMPLED) {
             return None;
         }
+        self.asked = Some(now);
         self.probes.sequence = self.probes.sequence.wrapping_add(1);
         self.probes.sent = self.probes.sent.saturating_add(1);
-        self.probes.last = now;
         Some(self.probes.sequence)
     }
 

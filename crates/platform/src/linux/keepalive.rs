@@ -6,10 +6,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use braid_control::steering::{Content, Hasten, Keepalive, Segment};
-use braid_model::SequenceNumbers;
+use braid_model::{SequenceNumbers, checksum};
 use socket2::{Domain, Protocol, Socket, Type};
-
-use super::probe::echo::checksum;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;

@@ -178,3 +178,65 @@ fn no_host_without_the_key_is_searched_and_frames_leave_room_for_the_encryption(
     world.pass(3000);
     assert!(world.device.backend().sent.is_empty(), "without encryption nothing is announced");
 }
+
+#[test]
+fn a_neighbour_that_does_not_decrypt_is_not_reached() {
+    let (mut world, mut other) = (world(), Member::new(5));
+    let announcement = other.announce(&world, 1);
+    hear(&mut world, &announcement);
+    world.pass(30);
+    let request = requests(&mut world).pop().expect("a request");
+    let deaf = Frame { accepts: false, ..World::frame(OTHER, OTHER, Kind::Reply, request.frame.sequence) };
+    let reply = other.say(world.now, deaf, Some(&request));
+    hear(&mut world, &reply);
+    world.pass(30);
+    assert_eq!(accepted(&mut world), [(5, 1, 70)], "what it sends arrives");
+    assert!(world.device.backend().plans.is_empty(), "what is sent to it does not");
+    world.pass(600);
+    let reply = other.reply(&mut world);
+    hear(&mut world, &reply);
+    world.pass(30);
+    assert_eq!(world.share(OTHER, 0), WHOLE);
+    // This host says the same about itself.
+    let question = other.say(world.now, World::frame(OTHER, OTHER, Kind::Request, 1), None);
+    world.device.backend().sent.clear();
+    hear(&mut world, &question);
+    let answer = Group::new(key(), 0).open(&world.device.backend().sent[0].1).unwrap();
+    assert!(answer.frame.accepts);
+    let mut restarted = Member::new(6);
+    let question = restarted.say(world.now, World::frame(OTHER, OTHER, Kind::Request, 1), None);
+    world.device.backend().sent.clear();
+    hear(&mut world, &question);
+    let answers = world.device.backend().sent.iter().filter_map(|(_, bytes)| Group::new(key(), 0).open(bytes));
+    assert!(answers.filter(|sealed| sealed.frame.kind == Kind::Reply).all(|sealed| !sealed.frame.accepts));
+}
+
+#[test]
+fn a_radio_whose_encryption_is_gone_is_not_used_and_concerns_no_other() {
+    let World { device, devices, now } = World::new(&["wlan0", "wlan1"]);
+    let mut world = World { device: device.with_key(key()), devices, now };
+    for place in [0, 1] {
+        world.device.backend().sending[place] = Some(Sending { epoch: 1, packet: 1 });
+    }
+    world.pass(11_000);
+    world.device.backend().sending[1] = None;
+    world.pass(20);
+    let radios = world.device.view(world.now).unwrap().radios;
+    assert_eq!(radios.iter().map(|radio| radio.up).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(radios[1].reason.as_deref(), Some(NOT_SEALED));
+    // Another radio that takes no keys.
+    let mut other = Member::new(5);
+    world.device.backend().takes_no_keys = true;
+    let announcement = other.announce(&world, 1);
+    hear(&mut world, &announcement);
+    world.now = world.now + Duration::from_millis(10);
+    assert!(world.device.tick(world.now).is_ok());
+    let reply = other.reply(&mut world);
+    hear(&mut world, &reply);
+    world.now = world.now + Duration::from_millis(10);
+    assert!(world.device.tick(world.now).is_err(), "it is said");
+    assert!(world.device.backend().pairs.contains(&(OTHER, 0)), "the rest is applied");
+    world.device.backend().takes_no_keys = false;
+    world.pass(20);
+    assert_eq!(accepted(&mut world), [(5, 1, 70)]);
+}

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::iter;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -173,7 +173,7 @@ pub struct AdhocDevice {
     working: u32,
     /// Whether the programs are removed with this process.
     by_link: bool,
-    addresses: BTreeMap<Mac, Ipv4Addr>,
+    addresses: BTreeMap<Mac, IpAddr>,
     addresses_read: Option<Time>,
     buffer: Vec<u8>,
     _out: Option<Box<dyn Send + Sync>>,
@@ -480,7 +480,7 @@ impl Radios for AdhocDevice {
         let _ = io::Write::write(&mut &self.file, frame);
     }
 
-    fn address(&mut self, mac: Mac) -> Option<Ipv4Addr> {
+    fn address(&mut self, mac: Mac) -> Option<IpAddr> {
         let now = sys::now();
         if self.addresses_read.is_none_or(|read| now.since(read) >= ADDRESSES_READ) {
             self.addresses_read = Some(now);
@@ -506,7 +506,7 @@ impl Radios for AdhocDevice {
     }
 
     fn sending(&mut self, radio: usize) -> Option<Sending> {
-        self.attached[radio].as_mut()?.seal.as_mut().map(Seal::sending)
+        self.attached[radio].as_mut()?.seal.as_mut()?.sending()
     }
 
     fn accept(&mut self, radio: usize, sender: &Sender, packet: u64) -> Result<(), SteeringError> {
@@ -522,7 +522,7 @@ impl Radios for AdhocDevice {
 
 /// What a packet socket reads and writes: a `struct virtio_net_hdr`, then the frame.
 mod frame {
-    use crate::linux::probe::echo::checksum;
+    use braid_model::checksum;
 
     /// Length of the header.
     const HEADER: usize = 10;

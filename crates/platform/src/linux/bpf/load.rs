@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use aya::maps::{Array, Map, RingBuf};
@@ -342,6 +342,8 @@ impl BpfSteering {
         let btf = reading.join().unwrap_or_else(panicked)?;
         let mut ebpf = ebpf?;
         seed_decisions(&mut ebpf)?;
+        // Together, so that neither thread of the loader waits. What the kernel refuses is tried again below, where its absence is dealt with.
+        let _ = load_programs(&mut ebpf, &own_programs(counters), Some(&btf));
         load_programs(&mut ebpf, &PROGRAMS, Some(&btf))?;
         load_programs(&mut ebpf, &ADDRESS_PROGRAMS, Some(&btf))?;
         let counters = load_counters(&mut ebpf, counters, &btf)?;
@@ -570,16 +572,31 @@ const SHAPE_PROGRAMS: [&str; 3] = ["braid_shape", "braid_unshape", "braid_sweep"
 const UDP_PROGRAM: &str = "braid_flows";
 /// Dumps the TCP flows.
 const TCP_PROGRAM: &str = "braid_connections";
+/// Without these there is no steering. The verifier takes longest for the first four.
 const PROGRAMS: [&str; 8] = [
+    "braid_connect4",
+    "braid_connect6",
+    "braid_sendmsg4",
+    "braid_sendmsg6",
+    TCP_PROGRAM,
     "braid_release",
     "braid_state",
     "braid_retransmission",
-    "braid_sendmsg4",
-    "braid_sendmsg6",
-    "braid_connect4",
-    "braid_connect6",
-    TCP_PROGRAM,
 ];
+
+/// All programs for the connections of this machine's own programs, those first for which the verifier takes longest.
+fn own_programs(counters: Option<Counters>) -> Vec<&'static str> {
+    let [unanswered, taken, moves] = MOVE_PROGRAMS;
+    let [hard @ .., released, state, retransmission] = PROGRAMS;
+    let mut names = hard.to_vec();
+    names.push(moves);
+    names.extend(REWRITE_PROGRAMS);
+    names.extend([DEPART_PROGRAM, ACCEPT_PROGRAM, released, state, retransmission, UDP_PROGRAM, unanswered, taken]);
+    names.extend(SHAPE_PROGRAMS);
+    names.extend(ADDRESS_PROGRAMS);
+    names.extend(counters.unwrap_or(Counters::Calls).programs());
+    names
+}
 
 fn no_params() -> SteerParams {
     SteerParams {
@@ -606,26 +623,33 @@ pub(super) fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result
     ebpf.program_mut(name).ok_or_else(|| refused(name, "it is not in the object"))
 }
 
-/// Loads programs on two threads, because the verifier takes some 15 ms for each of the larger ones. The IPv4 and IPv6 variants of a program must be
-/// adjacent in `names`, so that each thread gets one of them. Without `btf`, only programs at tc can be loaded.
+/// Loads programs on two threads, because the verifier takes tens of milliseconds for each of the larger ones; those should come first in `names`.
+/// A refusal does not keep the others from being loaded; a program that is loaded already counts as loaded. Without `btf`, only programs at tc can be
+/// loaded.
+///
+/// # Errors
+/// The first refusal.
 pub(super) fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: Option<&Btf>) -> Result<(), LoadError> {
     let mut found: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
-    let (mut mine, mut others) = (Vec::new(), Vec::new());
-    for name in names {
-        let program = found.remove(name).ok_or_else(|| refused(name, "it is not in the object"))?;
-        (if mine.len() > others.len() { &mut others } else { &mut mine }).push((*name, program));
-    }
-    let load = |programs: Vec<(&'static str, &mut Program)>| {
-        let mut programs = programs.into_iter();
-        programs.try_for_each(|(name, it)| {
-            load_program(it, name, btf).map_err(|refusal| LoadError::Program { program: name.to_owned(), refusal })
-        })
+    let programs =
+        names.iter().map(|name| found.remove(name).map(|it| (*name, it)).ok_or_else(|| refused(name, "it is not in the object")));
+    let queue = Mutex::new(programs.collect::<Result<Vec<_>, _>>()?.into_iter());
+    let load = || {
+        let mut outcome = Ok(());
+        while let Some((name, program)) = { queue.lock().unwrap_or_else(PoisonError::into_inner).next() } {
+            let loaded = load_program(program, name, btf);
+            outcome = outcome.and(loaded.map_err(|refusal| LoadError::Program { program: name.to_owned(), refusal }));
+        }
+        outcome
     };
+    if names.len() == 1 {
+        return load();
+    }
     std::thread::scope(|scope| {
-        let theirs = scope.spawn(|| load(others));
-        let loaded = load(mine);
+        let other = scope.spawn(load);
+        let loaded = load();
         let panicked = |_| Err(LoadError::System { action: "load the BPF programs", reason: "a thread of the loader failed".to_owned() });
-        loaded.and(theirs.join().unwrap_or_else(panicked))
+        loaded.and(other.join().unwrap_or_else(panicked))
     })
 }
 
@@ -649,7 +673,10 @@ fn load_program(program: &mut Program, name: &str, btf: Option<&Btf>) -> Result<
         Program::Iter(program) => Iter::load(program, "tcp", types()?),
         _ => return Err(Refusal { reason: "it has an unknown program type".to_owned(), log: String::new() }),
     };
-    loaded.map_err(Refusal::from)
+    match loaded {
+        Err(ProgramError::AlreadyLoaded) => Ok(()),
+        other => other.map_err(Refusal::from),
+    }
 }
 
 /// Keeps a program attached until it is dropped.

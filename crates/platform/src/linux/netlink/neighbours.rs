@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use braid_model::{LinkIndex, Mac};
 use netlink_packet_core::Parseable;
@@ -11,25 +11,28 @@ use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, Neig
 
 use super::talk::NetlinkSocket;
 
-/// The IPv4 addresses of neighbours behind a device whose hardware addresses are known.
+/// An address of each neighbour behind a device whose hardware address is known; of IPv4 if there is one.
 ///
 /// # Errors
 /// The kernel rejects the request, or a sandbox forbids AF_NETLINK.
-pub fn hardware_addresses(device: LinkIndex) -> io::Result<BTreeMap<Mac, Ipv4Addr>> {
+pub fn hardware_addresses(device: LinkIndex) -> io::Result<BTreeMap<Mac, IpAddr>> {
     let read = |body: &[u8]| {
         let found = NeighbourMessage::parse(body).ok().filter(|found| found.header.ifindex == device.0)?;
         let (mut mac, mut address) = (None, None);
         for attribute in found.attributes {
             match attribute {
                 NeighbourAttribute::LinkLayerAddress(bytes) => mac = <[u8; 6]>::try_from(bytes).ok().map(Mac),
-                NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => address = Some(v4),
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => address = Some(IpAddr::V4(v4)),
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => address = Some(IpAddr::V6(v6)),
                 _ => {}
             }
         }
         mac.zip(address)
     };
     let found = NetlinkSocket::open()?.dump(&RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()), read)?;
-    Ok(found.into_iter().collect())
+    // Those of IPv4 last, because the last one stays.
+    let (v4, v6): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, address): &(Mac, IpAddr)| address.is_ipv4());
+    Ok(v6.into_iter().chain(v4).collect())
 }
 
 /// Ends the search for neighbours behind a device that no packet leaves. The kernel keeps packets for them for three seconds, and TCP sends no segment again

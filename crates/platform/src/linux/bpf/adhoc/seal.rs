@@ -46,6 +46,7 @@ pub(super) struct Seal {
     tap: LinkIndex,
     sending: Sending,
     read: Option<Time>,
+    gone: bool,
     _out: Option<Box<dyn Send + Sync>>,
     _in: Option<Box<dyn Send + Sync>>,
     _file: File,
@@ -98,7 +99,19 @@ impl Seal {
             seals.insert(from.0, to.0, 0).map_err(|error| error.to_string())?;
         }
         let sending = Sending { epoch: *epoch, packet: 1 };
-        Ok(Self { device: index, name, socket, radio: port.index, tap, sending, read: None, _out: out, _in: attached, _file: file })
+        Ok(Self {
+            device: index,
+            name,
+            socket,
+            radio: port.index,
+            tap,
+            sending,
+            read: None,
+            gone: false,
+            _out: out,
+            _in: attached,
+            _file: file,
+        })
     }
 
     /// Removes what the programs know about it.
@@ -109,16 +122,17 @@ impl Seal {
         }
     }
 
-    /// How this host encrypts for the radio.
-    pub(super) fn sending(&mut self) -> Sending {
+    /// How this host encrypts for the radio; `None` if somebody has removed one of the devices.
+    pub(super) fn sending(&mut self) -> Option<Sending> {
         let now = sys::now();
         if self.read.is_none_or(|read| now.since(read) >= READ) {
             self.read = Some(now);
-            if let Ok(sent) = macsec::sent_packets(self.device) {
-                self.sending.packet = self.sending.packet.max(sent.saturating_add(1));
+            match macsec::sent_packets(self.device) {
+                Ok(sent) => self.sending.packet = self.sending.packet.max(sent.saturating_add(1)),
+                Err(error) => self.gone |= error.raw_os_error() == Some(libc::ENODEV),
             }
         }
-        self.sending
+        (!self.gone).then_some(self.sending)
     }
 
     pub(super) fn accept(&self, member: &Membership, sender: &Sender, packet: u64) -> Result<(), SteeringError> {
