@@ -35,6 +35,9 @@
 /* Broadcasts and multicasts a second from one radio, and how many at once. */
 #define BRAID_STORM 5000
 #define BRAID_STORM_BURST 1000
+/* The same of Braid's own frames from hosts that are no neighbours: the process has to look at each. */
+#define BRAID_OFFERS 500
+#define BRAID_OFFERS_BURST 500
 /* A repetition counts as delivered for this time. */
 #define DELIVERED_NS 1200000000ULL
 /* A radio that lost repetitions is behind the others by this number at most. */
@@ -80,7 +83,9 @@ MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 16384, 0);
 /* The next numbers of a neighbour's flows. The process makes an entry with the plan. */
 struct numbers {
 	struct bpf_spin_lock lock;
+	__u16 salt; /* the upper half of the flows' names: the numbers of another start are those of other flows */
 	__u16 next[BRAID_NUMBERED_FLOWS];
+	__u16 pad;
 };
 MAP(numbers, BPF_MAP_TYPE_HASH, struct braid_mac, struct numbers, BRAID_NEIGHBOURS, BPF_F_NO_PREALLOC);
 /* The value of a number of a frame that has none. */
@@ -102,7 +107,8 @@ struct storm {
 	__u64 last;
 	__u64 left; /* nanoseconds of credit */
 };
-MAP(storms, BPF_MAP_TYPE_ARRAY, __u32, struct storm, BRAID_RADIOS, 0);
+/* Of the broadcasts of each radio, then of Braid's own frames. */
+MAP(storms, BPF_MAP_TYPE_ARRAY, __u32, struct storm, BRAID_RADIOS * 2, 0);
 MAP(adhoc_counts, BPF_MAP_TYPE_ARRAY, __u32, __u64, BRAID_ADHOC_COUNTS, 0);
 
 INLINE void count(__u32 what)
@@ -264,6 +270,9 @@ static __attribute__((noinline)) __u32 take_turn(const struct braid_mac *to, con
 		if (!plan->share[radio] || !(working & 1u << radio))
 			continue;
 		start = turns->next[radio] > turns->now ? turns->next[radio] : turns->now;
+		/* Frames cost their length, flows 1: flows do not wait for frames of before. */
+		if (cost == 1 && start - turns->now > SHARE_UNIT / plan->share[radio])
+			start = turns->now + SHARE_UNIT / plan->share[radio];
 		/* Ties go to the larger share. */
 		if (start < best || (start == best && winner < BRAID_RADIOS && plan->share[radio] > plan->share[winner & (BRAID_RADIOS - 1)])) {
 			best = start;
@@ -405,22 +414,30 @@ static __attribute__((noinline)) int send_to_all(struct __sk_buff *skb, const st
 	return TC_DROP;
 }
 
-/* The next number of the frame's flow, above it the flow; NO_NUMBER: it gets none. Network cards cut frames with `gso_size` into several. */
-static __attribute__((noinline)) __u64 next_number(struct __sk_buff *skb, const struct braid_mac *to, const struct seen *seen)
+/* Whether a frame can have a number: not what network cards cut into several, and not what a bridge forwards, whose sender the receiver does not know. */
+static __attribute__((noinline)) int may_number(struct __sk_buff *skb, const struct braid_adhoc *own, const struct seen *seen)
+{
+	__u8 source[6];
+
+	if (!seen->has_ports || skb->gso_size || skb->vlan_present || load(skb, 6, source, 6))
+		return 0;
+	return is_same(source, own->mac.byte);
+}
+
+/* The next number of the frame's flow, above it the flow; NO_NUMBER: it gets none. */
+static __attribute__((noinline)) __u64 next_number(const struct braid_mac *to, const struct seen *seen)
 {
 	struct numbers *entry;
 	__u16 sequence;
 	__u32 flow = seen->out & (BRAID_NUMBERED_FLOWS - 1);
 
-	if (!seen->has_ports || skb->gso_size || skb->vlan_present)
-		return NO_NUMBER;
 	entry = bpf_map_lookup_elem(&numbers, to);
 	if (!entry)
 		return NO_NUMBER;
 	bpf_spin_lock(&entry->lock);
 	sequence = entry->next[flow]++;
 	bpf_spin_unlock(&entry->lock);
-	return (__u64)flow << 16 | sequence;
+	return (__u64)(((__u32)entry->salt << 8 | flow) & 0xffff) << 16 | sequence;
 }
 
 /* Gives the frame this number. Returns 0 on success. */
@@ -492,6 +509,7 @@ int braid_adhoc_out(struct __sk_buff *skb)
 	struct flow *flow, fresh = {};
 	struct braid_mac to = {};
 	struct seen seen = { .base = ETH_HEADER, .type = skb->protocol };
+	_Bool numbers, anew;
 
 	if (!own || load(skb, 0, to.byte, 6))
 		return TC_DROP;
@@ -512,8 +530,11 @@ int braid_adhoc_out(struct __sk_buff *skb)
 			return send_to_stranger(skb, own, &to);
 	}
 	place = flow->radio;
-	if (plan->by_frame || place >= BRAID_RADIOS || !plan->share[place] || !(own->radios & 1u << place) || now - flow->last > PAUSE_NS) {
-		place = take_turn(&to, plan, own->radios, plan->by_frame ? skb->len : 1);
+	/* What cannot have a number keeps its order by keeping its radio. */
+	numbers = plan->numbered && may_number(skb, own, &seen);
+	anew = plan->by_frame && (numbers || !plan->numbered);
+	if (anew || place >= BRAID_RADIOS || !plan->share[place] || !(own->radios & 1u << place) || now - flow->last > PAUSE_NS) {
+		place = take_turn(&to, plan, own->radios, anew ? skb->len : 1);
 		if (place >= BRAID_RADIOS)
 			return send_to_stranger(skb, own, &to);
 		if (flow->radio != place)
@@ -527,13 +548,13 @@ int braid_adhoc_out(struct __sk_buff *skb)
 	pair = bpf_map_lookup_elem(&pairs, &at);
 	if (pair)
 		pair->sent = now;
-	return send_over(skb, own, place, &plan->at[place & (BRAID_RADIOS - 1)], plan->numbered ? next_number(skb, &to, &seen) : NO_NUMBER);
+	return send_over(skb, own, place, &plan->at[place & (BRAID_RADIOS - 1)], numbers ? next_number(&to, &seen) : NO_NUMBER);
 }
 
-/* Whether a broadcast is one too many. */
-INLINE _Bool is_storm(__u32 place, __u64 now)
+/* Whether a frame is one too many of those that are counted at `place`: so many a second, and so many at once. */
+INLINE _Bool is_storm(__u32 place, __u64 now, __u64 rate, __u64 burst)
 {
-	const __u64 each = 1000000000ULL / BRAID_STORM;
+	const __u64 each = 1000000000ULL / rate;
 	struct storm *storm = bpf_map_lookup_elem(&storms, &place);
 
 	if (!storm)
@@ -543,8 +564,8 @@ INLINE _Bool is_storm(__u32 place, __u64 now)
 		storm->left += now - storm->last;
 		storm->last = now;
 	}
-	if (storm->left > each * BRAID_STORM_BURST)
-		storm->left = each * BRAID_STORM_BURST;
+	if (storm->left > each * burst)
+		storm->left = each * burst;
 	if (storm->left < each)
 		return 1;
 	storm->left -= each;
@@ -618,8 +639,8 @@ INLINE _Bool is_for_radio(const __u8 *head)
 	return head[0] == 0x01 && head[1] == 0x80 && head[2] == 0xc2 && !head[3] && !head[4] && head[5] < 16;
 }
 
-/* Notes what a numbered frame says about its sender; the process delivers it. */
-static __attribute__((noinline)) int note_numbered(struct __sk_buff *skb, __u32 place)
+/* Notes what one of Braid's own frames says about its sender, if it has a number; the process does the rest. Returns whether the sender is a neighbour. */
+static __attribute__((noinline)) int note_own(struct __sk_buff *skb, __u32 place)
 {
 	struct seen seen = { .base = ETH_HEADER + BRAID_NUMBER };
 	__u64 now = bpf_ktime_get_ns();
@@ -627,9 +648,9 @@ static __attribute__((noinline)) int note_numbered(struct __sk_buff *skb, __u32 
 	const struct braid_mac *alias;
 	struct braid_mac from = {};
 	struct braid_pair *pair;
-	__u8 kind;
+	__u8 kind, first;
 
-	if (load(skb, ETH_HEADER, &kind, 1) || (kind & 0xf0) != BRAID_SPREAD || load(skb, 6, from.byte, 6) || load(skb, seen.base - 2, &seen.type, 2))
+	if (load(skb, 0, &first, 1) || load(skb, ETH_HEADER, &kind, 1) || load(skb, 6, from.byte, 6))
 		return 0;
 	__builtin_memcpy(key.mac, from.byte, 6);
 	key.radio = place;
@@ -639,11 +660,14 @@ static __attribute__((noinline)) int note_numbered(struct __sk_buff *skb, __u32 
 		__builtin_memcpy(key.mac, from.byte, 6);
 	}
 	pair = bpf_map_lookup_elem(&pairs, &key);
-	if (pair)
-		pair->heard = now;
+	if (!pair)
+		return 0;
+	if ((kind & 0xf0) != BRAID_SPREAD || (first & 1) || load(skb, seen.base - 2, &seen.type, 2))
+		return 1;
+	pair->heard = now;
 	read_flow(skb, &seen);
 	time_acknowledgement(skb, &seen, &from, now);
-	return 0;
+	return 1;
 }
 
 SEC("classifier")
@@ -665,8 +689,15 @@ int braid_adhoc_in(struct __sk_buff *skb)
 		return TC_NEXT;
 	place = *known;
 	if (is_for_radio(head)) {
-		if (head[12] == BRAID_ADHOC_TYPE >> 8 && head[13] == (BRAID_ADHOC_TYPE & 0xff))
-			note_numbered(skb, place);
+		if (head[12] != BRAID_ADHOC_TYPE >> 8 || head[13] != (BRAID_ADHOC_TYPE & 0xff))
+			return TC_NEXT;
+		/* Of another network: the socket would lose the tag. */
+		if (skb->vlan_present)
+			return TC_DROP;
+		if (!note_own(skb, place) && is_storm(BRAID_RADIOS + place, now, BRAID_OFFERS, BRAID_OFFERS_BURST)) {
+			count(BRAID_ADHOC_STORM);
+			return TC_DROP;
+		}
 		return TC_NEXT;
 	}
 	radio = bpf_map_lookup_elem(&radios, &place);
@@ -703,7 +734,9 @@ int braid_adhoc_in(struct __sk_buff *skb)
 	}
 	pair = bpf_map_lookup_elem(&pairs, &key);
 	if (pair) {
-		pair->heard = now;
+		/* What is sent to all is no answer: the neighbour may not hear this host. */
+		if (!(head[0] & 1))
+			pair->heard = now;
 	} else {
 		stamp = bpf_map_lookup_elem(&strangers, &key);
 		if (stamp)
@@ -712,7 +745,7 @@ int braid_adhoc_in(struct __sk_buff *skb)
 			bpf_map_update_elem(&strangers, &key, &now, BPF_ANY);
 	}
 	if (head[0] & 1) {
-		if (is_storm(place, now)) {
+		if (is_storm(place, now, BRAID_STORM, BRAID_STORM_BURST)) {
 			count(BRAID_ADHOC_STORM);
 			return TC_DROP;
 		}

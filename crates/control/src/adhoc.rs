@@ -43,6 +43,8 @@ const QUIET: Duration = Duration::from_millis(50);
 const RETRIED: Duration = Duration::from_secs(10);
 /// Why a radio of a group with a key is not used.
 const NOT_SEALED: &str = "somebody has removed its MACsec device";
+/// A host without Braid is told about a change of radios at these times after it, because frames are lost.
+const TOLD: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(400)];
 /// A missing frame of a spread flow is waited for as long as the slowest radio's round trip, between these.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 /// A warning is shown for this time after its cause was seen last.
@@ -83,6 +85,8 @@ pub trait Radios {
     fn send(&mut self, radio: usize, frame: &[u8]);
     /// An address of a neighbour, as the system knows it.
     fn address(&mut self, mac: Mac) -> Option<IpAddr>;
+    /// Whether this host is an IPv6 router on the device.
+    fn is_router(&mut self) -> bool;
     /// What became of frames since the start.
     fn counts(&mut self) -> Result<AdhocCounts, SteeringError>;
     /// Lets a frame arrive by the device. One that cannot arrive is lost, as on the air.
@@ -151,6 +155,16 @@ struct Applied {
     senders: BTreeMap<PeerKey, Sender>,
 }
 
+/// What a host without Braid is told about the radios of this host.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    /// A bit for each radio that reaches it, and for each one that is used.
+    places: [u8; 2],
+    since: Time,
+    /// How often it was told since.
+    times: usize,
+}
+
 /// The device.
 pub struct Adhoc<R> {
     backend: R,
@@ -172,8 +186,8 @@ pub struct Adhoc<R> {
     applied: Applied,
     /// The addresses of the device.
     addresses: Vec<IpAddr>,
-    /// What each host without Braid was told about: a bit for each radio that reaches it, and for each one that is used.
-    told: BTreeMap<Mac, [u8; 2]>,
+    /// What each host without Braid is told.
+    told: BTreeMap<Mac, Told>,
     sequence: u32,
     announced: Option<Time>,
     searched: Option<Time>,
@@ -282,6 +296,11 @@ impl<R: Radios> Adhoc<R> {
             if facts != radio.facts {
                 radio.refused = None;
             }
+            let carries = |facts: &Option<LinkFacts>| facts.as_ref().is_some_and(|facts| facts.carrier);
+            if carries(&radio.facts) && !carries(&facts) {
+                // With a carrier again it may not pass frames yet.
+                self.database.iter_mut().filter_map(|(_, neighbour)| neighbour.pairs[place].as_mut()).for_each(|(_, pair)| pair.lose());
+            }
             radio.unusable = facts.as_ref().and_then(unusable);
             radio.facts = facts;
         }
@@ -324,7 +343,6 @@ impl<R: Radios> Adhoc<R> {
         }
         let seed = self.first_number(place, frame.from);
         let Some(neighbour) = self.database.enter(now, frame.device, &terms) else { return };
-        neighbour.orders = frame.orders;
         let entry = neighbour.pairs[place].get_or_insert_with(|| (frame.from, Pair::announced(now, seed)));
         if entry.0 != frame.from {
             *entry = (frame.from, Pair::announced(now, seed));
@@ -353,6 +371,8 @@ impl<R: Radios> Adhoc<R> {
                 // A neighbour that does not decrypt what this host sends is not reached.
                 let is_reached = sealed.is_none() || frame.accepts;
                 if proven && is_reached && pair.on_reply(now, frame.sequence) {
+                    // Not by an announcement, which anybody can make in the name of a host without Braid.
+                    neighbour.orders = frame.orders;
                     self.database.settle(&frame.device, place, frame.from);
                 }
             }
@@ -366,13 +386,17 @@ impl<R: Radios> Adhoc<R> {
             return;
         }
         let neighbour = self.applied.aliases.get(&(place, frame.from)).copied().unwrap_or(frame.from);
+        if neighbour == self.mac {
+            return;
+        }
         let bytes = frame.plain(self.mac, neighbour);
         let Self { order, database, backend, .. } = self;
         let Some(known) = database.get_mut(&neighbour).filter(|known| known.is_proven()) else {
             // The sender has found this host, and this host not yet the sender.
             return backend.deliver(&bytes);
         };
-        let slowest = known.pairs.iter().flatten().filter_map(|(_, pair)| pair.srtt()).max();
+        let living = known.pairs.iter().flatten().filter(|(_, pair)| !pair.is_dead());
+        let slowest = living.filter_map(|(_, pair)| pair.srtt()).max();
         let patience = slowest.unwrap_or(PATIENCE.1).clamp(PATIENCE.0, PATIENCE.1);
         order.on_frame(now, neighbour, frame.number, bytes, patience, |frame| backend.deliver(&frame));
     }
@@ -471,7 +495,7 @@ impl<R: Radios> Adhoc<R> {
         let busy = self.probe(now);
         self.search(now)?;
         self.apply_neighbours()?;
-        self.tell_plain();
+        self.tell_plain(now);
         self.warnings.retain(|_, seen| now.since(*seen) < WARNED);
         Ok(now + if busy { BUSY } else { QUIET })
     }
@@ -511,9 +535,9 @@ impl<R: Radios> Adhoc<R> {
         let mtu = self.radios.iter().flatten().filter_map(Radio::usable).map(|facts| facts.mtu.saturating_sub(overhead)).min();
         let packets = mtu.map(|mtu| (mtu, numbered));
         if let Some((mtu, numbered)) = packets.filter(|_| packets != self.applied.packets) {
-            self.applied.packets = packets;
-            if let Err(error) = self.backend.set_packets(mtu, numbered) {
-                tracing::warn!("{} keeps its MTU: {error}", self.settings.name);
+            match self.backend.set_packets(mtu, numbered) {
+                Ok(()) => self.applied.packets = packets,
+                Err(error) => self.warn(now, format!("{} keeps its MTU: {error}", self.settings.name)),
             }
         }
     }
@@ -658,22 +682,29 @@ impl<R: Radios> Adhoc<R> {
 
     /// Tells the hosts without Braid whose radios have changed over which one this host is reached now. What they send would go on to a radio that has failed,
     /// because its address was translated, or because a switch on the way last saw this host there.
-    fn tell_plain(&mut self) {
+    fn tell_plain(&mut self, now: Time) {
         let mut told = BTreeMap::new();
         for (mac, neighbour) in self.database.iter().filter(|(_, neighbour)| neighbour.is_proven() && !neighbour.is_braid()) {
             let Some(plan) = self.applied.plans.get(mac) else { continue };
             let living = |place: &usize| neighbour.pairs[*place].as_ref().is_some_and(|(_, pair)| pair.is_proven() && !pair.is_dead());
             let places = |is_there: &dyn Fn(&usize) -> bool| (0..MAX_RADIOS).filter(is_there).fold(0u8, |all, place| all | 1 << place);
-            told.insert(*mac, [places(&living) & self.works(), places(&|place| plan.shares[*place] > 0)]);
+            let places = [places(&living) & self.works(), places(&|place| plan.shares[*place] > 0)];
+            let before = self.told.get(mac).filter(|told| told.places == places).copied();
+            told.insert(*mac, before.unwrap_or(Told { places, since: now, times: 0 }));
         }
-        let changed: Vec<Mac> = told.iter().filter(|(mac, places)| self.told.get(mac) != Some(places)).map(|(mac, _)| *mac).collect();
         self.told = told;
-        for mac in changed {
+        let is_due = |told: &Told| TOLD.get(told.times).is_some_and(|after| now.since(told.since) >= *after);
+        let due: Vec<Mac> = self.told.iter().filter(|(_, told)| is_due(told)).map(|(mac, _)| *mac).collect();
+        let is_router = !due.is_empty() && self.backend.is_router();
+        for mac in due {
             let Some(plan) = self.applied.plans.get(&mac) else { continue };
             let (at, best) = (plan.at, (0..MAX_RADIOS).max_by_key(|place| plan.shares[*place]));
             let Some((place, from)) = best.and_then(|place| Some((place, self.source(place)?))) else { continue };
             for address in &self.addresses {
-                self.backend.send(place, &news(at[place].unwrap_or(mac), from, *address));
+                self.backend.send(place, &news(at[place].unwrap_or(mac), from, *address, is_router));
+            }
+            if let Some(told) = self.told.get_mut(&mac) {
+                told.times += 1;
             }
         }
     }
@@ -795,7 +826,9 @@ impl<R: Radios> Adhoc<R> {
         let at = std::array::from_fn(|place| neighbour.pairs[place].as_ref().map(|(at, _)| *at).filter(|at| *at != mac));
         let by_frame = self.settings.terms.by_frame;
         let several = shares.iter().filter(|share| **share > 0).count() > 1;
-        Plan { shares, at, by_frame, numbered: by_frame && neighbour.orders && several }
+        // Not before the system makes packets with room for a number.
+        let has_room = self.applied.packets.is_some_and(|(_, numbered)| numbered);
+        Plan { shares, at, by_frame, numbered: by_frame && neighbour.orders && several && has_room }
     }
 
     /// The power of a radio while it sends, above its idle power. Radios of unknown technology count as the hungriest.

@@ -15,12 +15,13 @@ use braid_control::adhoc::{Adhoc, AdhocSettings};
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::saves_power;
 use braid_http::{Api, ReplySender, Request, Server, Serving};
-use braid_model::{Mac, NetworkSnapshot, Time};
+use braid_model::{LinkIndex, Mac, NetworkSnapshot, Time};
 use braid_peer::shared;
-use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, AdhocPrograms, Membership, Received, address_of};
+use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, AdhocPrograms, Membership, Received, Reservation, address_of};
 use braid_platform::linux::model::SYS;
 use braid_platform::linux::netlink::Follower;
 use braid_platform::linux::sys::bpf::now;
+use braid_store::lock;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
@@ -73,7 +74,7 @@ impl AdhocThread {
         let (instance, secret) = (random()?, random()?);
         let member = key.clone().map(|key| Membership { key, instance });
         let loaded = programs.take().ok_or_else(|| RequestError::conflict(NO_PRIVILEGE, GIVEN_UP))?;
-        let device = AdhocDevice::make(loaded, &settings.name, mac, member).map_err(|(error, loaded)| {
+        let device = AdhocDevice::make(loaded, &settings.name, mac, member, reserve).map_err(|(error, loaded)| {
             *programs = Some(loaded);
             match error {
                 AdhocError::Taken(_) => RequestError::conflict("Not made", error.to_string()),
@@ -139,6 +140,16 @@ impl Drop for AdhocThread {
     }
 }
 
+/// Keeps other ad-hoc devices of this network namespace from a radio.
+fn reserve(radio: LinkIndex) -> Result<Option<Reservation>, String> {
+    match lock::reserve(&format!("braid radio {}", radio.0)) {
+        Ok(reservation) => Ok(reservation.map(|it| Box::new(it) as Reservation)),
+        Err(holder) => {
+            Err(format!("another ad-hoc device uses it{holder}: take the radio away from that one, or end it with `braid adhoc down`"))
+        }
+    }
+}
+
 fn derived_address(settings: &AdhocSettings, network: &NetworkSnapshot) -> Result<Mac, RequestError> {
     let mac_of = |name: &str| network.interfaces.iter().find(|facts| facts.name == name).and_then(|facts| facts.mac);
     let first = settings.radios.iter().find_map(|radio| mac_of(&radio.name));
@@ -183,12 +194,13 @@ impl Worker {
                 }
             }
             due = self.adhoc.release(now());
-            if now() >= next {
-                next = now() + self.tick();
-            }
             if self.network.has_changed().unwrap_or(false) {
                 let network = self.network.borrow_and_update().clone();
                 self.adhoc.on_devices(&network.interfaces);
+                next = now();
+            }
+            if now() >= next {
+                next = now() + self.tick();
             }
             loop {
                 match self.orders.try_recv() {

@@ -161,6 +161,25 @@ impl Lock {
     }
 }
 
+/// Keeps other processes of Braid in this network namespace from something until it is dropped, by a name alone. `None`: an untrusted user's process has the name, or
+/// there are no such names here.
+///
+/// # Errors
+/// The process that has it.
+pub fn reserve(name: &str) -> Result<Option<impl Send + use<>>, Holder> {
+    let Ok(address) = SocketAddr::from_abstract_name(name) else { return Ok(None) };
+    match UnixListener::bind_addr(&address) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            match Users::of_this_system().judge(sys::unix_listener(name.as_bytes())) {
+                NameHolder::Daemon(holder) => Err(holder),
+                NameHolder::Stranger(_) | NameHolder::Unknown => Ok(None),
+            }
+        }
+        Err(_) => Ok(None),
+    }
+}
+
 /// The holder of the name.
 #[derive(Debug)]
 enum NameHolder {

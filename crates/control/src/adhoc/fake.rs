@@ -36,6 +36,8 @@ pub struct FakeRadios {
     pub wanted: Vec<Mac>,
     /// When hosts without a pair were heard.
     pub strangers: BTreeMap<(Mac, usize), Time>,
+    /// Whether this host is an IPv6 router.
+    pub is_router: bool,
     /// The addresses of neighbours.
     pub addresses: BTreeMap<Mac, IpAddr>,
     /// How each radio encrypts.
@@ -86,6 +88,9 @@ impl Radios for FakeRadios {
     }
     fn address(&mut self, mac: Mac) -> Option<IpAddr> {
         self.addresses.get(&mac).copied()
+    }
+    fn is_router(&mut self) -> bool {
+        self.is_router
     }
     fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
         Ok(AdhocCounts::default())

@@ -390,7 +390,8 @@ mod tests {
         let (mut group, mut other) = (Group::new(key(), 3), Group::new(key(), 4));
         let sending = Sending { epoch: 1, packet: 70 };
         let ask = |group: &mut Group, now: Time| {
-            let bytes = group.seal(now, &frame(Kind::Request, 1), None, Sending::default());
+            let request = Frame { radio: 0, ..frame(Kind::Request, 1) };
+            let bytes = group.seal(now, &request, None, Sending::default());
             group.open(&bytes).unwrap()
         };
         let mut answer = |request: &Sealed, now: Time| {

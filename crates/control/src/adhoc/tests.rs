@@ -73,10 +73,15 @@ impl World {
 
     /// Answers the last request that left over a radio as this neighbour.
     fn answer(&mut self, place: usize, device: Mac, from: Mac) {
+        self.answer_by(place, Self::frame(device, from, Kind::Reply, 0));
+    }
+
+    /// The same with this frame, but for its number.
+    fn answer_by(&mut self, place: usize, reply: Frame) {
         let mut requests =
             self.device.backend().sent.iter().filter(|(over, _)| *over == place).filter_map(|(_, bytes)| Frame::decode(bytes));
-        let last = requests.rfind(|frame| frame.kind == Kind::Request && frame.to == from).expect("a request");
-        self.hear(place, Self::frame(device, from, Kind::Reply, last.sequence));
+        let last = requests.rfind(|frame| frame.kind == Kind::Request && frame.to == reply.from).expect("a request");
+        self.hear(place, Frame { sequence: last.sequence, ..reply });
     }
 
     /// Announces a neighbour and lets it answer.
@@ -226,6 +231,7 @@ fn a_plain_host_enters_when_something_was_sent_to_it_and_is_found_over_the_other
 #[test]
 fn a_plain_host_is_told_which_radio_reaches_this_host_when_one_fails() {
     let mut world = World::new(&["wlan0", "wlan1"]);
+    world.device.backend().is_router = true;
     let own = "10.0.0.1/24".parse().unwrap();
     let device = LinkFacts { addresses: vec![own], ..LinkFacts::new(LinkIndex(9), DEFAULT_NAME, LinkKind::Wired) };
     world.devices.push(device);
@@ -240,12 +246,12 @@ fn a_plain_host_is_told_which_radio_reaches_this_host_when_one_fails() {
     for place in [0, 1] {
         world.device.backend().counted.insert((OTHER, place), Counted { heard, ..Counted::default() });
     }
-    world.pass(50);
+    world.pass(1000);
     world.device.backend().sent.clear();
     let told = |world: &mut World| {
         let addresses = [own.addr(), link_local(OWN).into()];
         let is_news = |(place, frame): &(usize, Vec<u8>)| {
-            addresses.iter().position(|address| *frame == news(OTHER, OWN, *address)).map(|at| (*place, at))
+            addresses.iter().position(|address| *frame == news(OTHER, OWN, *address, true)).map(|at| (*place, at))
         };
         world.device.backend().sent.iter().filter_map(is_news).collect::<Vec<_>>()
     };
@@ -253,7 +259,8 @@ fn a_plain_host_is_told_which_radio_reaches_this_host_when_one_fails() {
     assert_eq!(told(&mut world), [], "nothing has changed");
     world.devices[0].carrier = false;
     world.devices_changed();
-    assert_eq!(told(&mut world), [(1, 0), (1, 1)]);
+    world.pass(500);
+    assert_eq!(told(&mut world), [(1, 0), (1, 1)].repeat(3), "three times, because frames are lost");
 }
 
 #[test]
@@ -287,6 +294,14 @@ fn spread_frames_are_numbered_for_who_understands_it_and_arrive_in_order() {
     for place in [0, 1] {
         world.hear(place, Frame { orders: false, ..World::frame(OTHER, OTHER, Kind::Announcement, 9) });
     }
+    world.pass(20);
+    assert!(world.device.backend().plans[&OTHER].numbered, "anybody can make an announcement");
+    world.device.backend().sent.clear();
+    for sequence in 10..25 {
+        world.pass(1000);
+        (0..2).for_each(|place| world.hear(place, World::frame(OTHER, OTHER, Kind::Announcement, sequence)));
+    }
+    world.answer_by(0, Frame { orders: false, ..World::frame(OTHER, OTHER, Kind::Reply, 0) });
     world.pass(20);
     assert!(!world.device.backend().plans[&OTHER].numbered, "an older Braid");
     for (place, sequence) in [(0, 1), (0, 3), (1, 2), (0, 5)] {

@@ -206,7 +206,12 @@ impl Pair {
 
     /// The neighbour says which of its radios work, a bit for each place.
     pub fn on_working(&mut self, works: u8) {
-        self.dead |= self.remote.is_some_and(|radio| works >> radio & 1 == 0);
+        self.dead |= self.echoes && self.remote.is_some_and(|radio| works >> radio & 1 == 0);
+    }
+
+    /// The radio has lost its carrier. With a carrier again it must answer an echo before it is used.
+    pub fn lose(&mut self) {
+        self.dead |= self.echoes;
     }
 
     /// The answer to the echo with this number arrived. Returns false for one that is not outstanding.
@@ -424,9 +429,20 @@ mod tests {
             pair.ask(at(now));
         }
         assert!(pair.probe(at(400), IDLE).is_none() && !pair.is_dead());
-        let sequence = pair.ask(at(500)).unwrap();
-        assert_eq!(pair.ask(at(510)), None);
-        assert!(pair.on_reply(at(520), sequence));
+        let sequence = pair.ask(at(1000)).unwrap();
+        assert_eq!(pair.ask(at(1510)), None, "one a second, whatever arrives");
+        assert!(pair.on_reply(at(1520), sequence));
+    }
+
+    #[test]
+    fn questions_out_of_turn_do_not_delay_probes() {
+        let mut pair = lively();
+        for now in (0..200).step_by(10) {
+            sent(&mut pair, now, now, 0);
+            pair.ask(at(now));
+            pair.probe(at(now), IDLE);
+        }
+        assert!(pair.is_dead());
     }
 
     #[test]

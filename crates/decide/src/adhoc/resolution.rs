@@ -10,8 +10,9 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const SOURCE_ADDRESS: u8 = 1;
 const TARGET_ADDRESS: u8 = 2;
-/// Replaces what the host knows.
+/// Replaces what the host knows; and the sender is a router.
 const OVERRIDE: u8 = 0x20;
+const ROUTER: u8 = 0x80;
 
 /// Asks the host `to`, whose address is `address`, for its hardware address. It answers over the radio that has `from`, and what it knows about the addresses of this
 /// device does not change: an ARP probe (RFC 5227, section 1.1), or a neighbour solicitation from an address that only the radio has (RFC 4861, section 7.2.2).
@@ -23,11 +24,13 @@ pub fn question(to: Mac, from: Mac, address: IpAddr) -> Vec<u8> {
 }
 
 /// Tells the host `to` that `address` of this device is at `from` now: an ARP announcement (RFC 5227, section 3) or an unsolicited neighbour advertisement
-/// (RFC 4861, section 7.2.6). A host that does not know the address ignores it.
-pub fn news(to: Mac, from: Mac, address: IpAddr) -> Vec<u8> {
+/// (RFC 4861, section 7.2.6). A host that does not know the address ignores it. `is_router`: whether this
+/// host is an IPv6 router; a host removes its default route if that changes.
+pub fn news(to: Mac, from: Mac, address: IpAddr, is_router: bool) -> Vec<u8> {
+    let flags = OVERRIDE | if is_router { ROUTER } else { 0 };
     match address {
         IpAddr::V4(address) => arp_request(to, from, address, address),
-        IpAddr::V6(address) => discovery((to, from), [address, ALL_NODES], [ADVERTISEMENT, OVERRIDE, TARGET_ADDRESS], address),
+        IpAddr::V6(address) => discovery((to, from), [address, ALL_NODES], [ADVERTISEMENT, flags, TARGET_ADDRESS], address),
     }
 }
 
@@ -67,7 +70,7 @@ mod tests {
         assert_eq!(probe[12..22], [8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
         assert_eq!((&probe[..6], &probe[22..28]), (&TO.0[..], &FROM.0[..]));
         assert_eq!((&probe[28..38], &probe[38..]), (&[0; 10][..], &[10, 0, 0, 7][..]));
-        let announcement = news(TO, FROM, [10, 0, 0, 7].into());
+        let announcement = news(TO, FROM, [10, 0, 0, 7].into(), true);
         assert_eq!((&announcement[28..32], &announcement[38..]), (&[10, 0, 0, 7][..], &[10, 0, 0, 7][..]));
         assert_eq!((probe.len(), announcement.len()), (42, 42));
     }
@@ -76,7 +79,7 @@ mod tests {
     fn discovery_has_the_checksum_and_the_addresses() {
         let target: Ipv6Addr = "fd00::7".parse().unwrap();
         for (frame, kind, option, source) in
-            [(question(TO, FROM, target.into()), 135, 1, "fe80::ff:fe00:9"), (news(TO, FROM, target.into()), 136, 2, "fd00::7")]
+            [(question(TO, FROM, target.into()), 135, 1, "fe80::ff:fe00:9"), (news(TO, FROM, target.into(), true), 136, 2, "fd00::7")]
         {
             assert_eq!(frame.len(), 86);
             let (ip, message) = frame[14..].split_at(40);

@@ -38,8 +38,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ad
 const OUT_PROGRAM: &str = "braid_adhoc_out";
 /// Runs at the radios.
 const IN_PROGRAM: &str = "braid_adhoc_in";
-/// Interval between readings of the system's table of neighbours.
-const ADDRESSES_READ: Duration = Duration::from_secs(1);
+/// Interval between readings of the system's table of neighbours, if an address is missing and otherwise: the kernel may hold this thread up for it.
+const ADDRESSES_READ: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Most frames that [`AdhocDevice::receive`] reads from a radio at once.
 const FRAMES_AT_ONCE: usize = 256;
 /// Most segments of one packet of the system: of a device whose frames are numbered, and by default (`GSO_MAX_SEGS` of Linux).
@@ -76,6 +76,11 @@ pub enum AdhocError {
         reason: String,
     },
 }
+
+/// Keeps other devices from a radio until it is dropped.
+pub type Reservation = Box<dyn Send>;
+/// Reserves a radio; `None`: nothing keeps others from it. The error says who uses it.
+pub type Reserve = fn(LinkIndex) -> Result<Option<Reservation>, String>;
 
 /// The loaded programs and their maps. A process needs `CAP_PERFMON` to load them, and not to use them.
 pub struct AdhocPrograms {
@@ -165,6 +170,7 @@ pub struct AdhocDevice {
     mac: Mac,
     /// `None`: the group has no key.
     member: Option<Membership>,
+    reserve: Reserve,
     /// Seals that were made.
     seals: u32,
     programs: Box<AdhocPrograms>,
@@ -185,6 +191,7 @@ struct AttachedRadio {
     port: Port,
     socket: Socket,
     _in: Option<Box<dyn Send + Sync>>,
+    _reservation: Option<Reservation>,
     seal: Option<Seal>,
 }
 
@@ -205,7 +212,7 @@ pub fn address_of(name: &str, radio: Mac) -> Mac {
 }
 
 impl AdhocDevice {
-    /// Makes the device in this thread's network namespace, without radios. With a `member`, what passes over the radios is encrypted, and nothing else passes. Gives
+    /// Makes the device in this thread's network namespace, without radios. Each radio is reserved by `reserve`. With a `member`, what passes over the radios is encrypted, and nothing else passes. Gives
     /// the programs back if it fails.
     ///
     /// # Errors
@@ -215,6 +222,7 @@ impl AdhocDevice {
         name: &str,
         mac: Mac,
         member: Option<Membership>,
+        reserve: Reserve,
     ) -> Result<Self, (AdhocError, Box<AdhocPrograms>)> {
         programs.clear();
         match member.as_ref().map(|_| netlink::macsec::is_there()).transpose() {
@@ -232,6 +240,7 @@ impl AdhocDevice {
             name: name.to_owned(),
             mac,
             member,
+            reserve,
             seals: 0,
             programs,
             attached: [const { None }; MAX_RADIOS],
@@ -314,6 +323,7 @@ impl AdhocDevice {
     }
 
     fn attach(&mut self, place: usize, port: &Port) -> Result<AttachedRadio, String> {
+        let reservation = (self.reserve)(port.index)?;
         let also = (!port.translates).then_some(self.mac);
         let socket = socket::frames(port.index, ETHER_TYPE, also).map_err(|error| error.to_string())?;
         let seal = self.seal(place, port)?;
@@ -331,7 +341,7 @@ impl AdhocDevice {
             seal.iter().for_each(|seal| seal.forget(&mut self.programs.seals));
         }
         let attached = attached?;
-        Ok(AttachedRadio { port: port.clone(), socket, _in: attached, seal })
+        Ok(AttachedRadio { port: port.clone(), socket, _in: attached, _reservation: reservation, seal })
     }
 
     /// The MACsec device of a radio, if the group has a key.
@@ -457,7 +467,8 @@ impl Radios for AdhocDevice {
         if plan.is_none() {
             ignore_missing(numbers.remove(&key(mac))).map_err(failed("forget the numbers of a neighbour's frames"))?;
         } else if plan.is_some_and(|plan| plan.numbered) && numbers.get(&key(mac), 0).is_err() {
-            numbers.insert(key(mac), abi::Numbers::default(), 0).map_err(failed("number a neighbour's frames"))?;
+            let salt = (sys::now().as_nanos() >> 10) as u16;
+            numbers.insert(key(mac), abi::Numbers { salt, ..Default::default() }, 0).map_err(failed("number a neighbour's frames"))?;
         }
         match plan {
             Some(plan) => {
@@ -482,11 +493,17 @@ impl Radios for AdhocDevice {
 
     fn address(&mut self, mac: Mac) -> Option<IpAddr> {
         let now = sys::now();
-        if self.addresses_read.is_none_or(|read| now.since(read) >= ADDRESSES_READ) {
+        let interval = if self.addresses.contains_key(&mac) { ADDRESSES_READ.1 } else { ADDRESSES_READ.0 };
+        if self.addresses_read.is_none_or(|read| now.since(read) >= interval) {
             self.addresses_read = Some(now);
             self.addresses = netlink::neighbours::hardware_addresses(self.index).unwrap_or_default();
         }
         self.addresses.get(&mac).copied()
+    }
+
+    fn is_router(&mut self) -> bool {
+        let setting = std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{}/forwarding", self.name));
+        setting.is_ok_and(|setting| setting.trim() != "0")
     }
 
     fn counts(&mut self) -> Result<AdhocCounts, SteeringError> {
@@ -500,8 +517,9 @@ impl Radios for AdhocDevice {
 
     fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError> {
         let segments = if numbered { SEGMENTS.0 } else { SEGMENTS.1 };
-        netlink::set_mtu(self.index, mtu.min(MOST_MTU))
-            .and_then(|()| netlink::set_most_segments(self.index, segments))
+        // A change of the MTU makes sockets look at the device again.
+        netlink::set_most_segments(self.index, segments)
+            .and_then(|()| netlink::set_mtu(self.index, mtu.min(MOST_MTU)))
             .map_err(|error| SteeringError { action: "set the size of the device's largest packet", reason: error.to_string() })
     }
 

@@ -205,7 +205,8 @@ impl Reader {
         while !self.went_down && Instant::now() < end {
             self.wait(Some(end.saturating_duration_since(Instant::now())));
         }
-        thread::sleep(self.rest_until.saturating_duration_since(Instant::now()));
+        let rest = self.rest_until.saturating_duration_since(Instant::now());
+        thread::sleep(if self.went_down { rest.min(COALESCE) } else { rest });
         self.drain_notifications();
         self.went_down = false;
     }

@@ -157,7 +157,7 @@ abi! {
     /// `struct braid_plan`.
     Plan { share: [u32; MAX_RADIOS], at: [MacKey; MAX_RADIOS], by_frame: u32, numbered: u32, }
     /// `struct numbers` of `ebpf/adhoc.bpf.c`.
-    Numbers { lock: u32, next: [[u16; 32]; 8], }
+    Numbers { lock: u32, salt: u16, next: [[u16; 32]; 8], pad: u16, }
     /// `struct braid_pair_key`.
     PairKey { mac: [u8; 6], radio: u16, }
     /// `struct braid_pair`.
