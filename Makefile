@@ -10,7 +10,7 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .NOTPARALLEL:
-.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 test-mesh bench check audit screenshots deb static package book install uninstall
+.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 test-mesh bench check check-sources audit screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       builds Braid and demonstrates it in a lab (two minutes)"
@@ -61,7 +61,7 @@ test-ui:
 	# The same page from a real daemon, in a lab.
 	$(SUDO) unshare --net --mount env BRAID=$(abspath $(TARGET))/debug/braid node --test web/tests/daemon.test.mjs
 	# Another page, through the proxy.
-	CHROMIUM=$${CHROMIUM:-chromium} $(CARGO) test --locked -p braid -p braid-lab --test proxy_browser
+	CHROMIUM=$${CHROMIUM:-chromium} $(CARGO) test --locked -p braid -p braid-lab --test lab proxy_browser::
 
 screenshots: deps
 	web/tests/install-deps.sh
@@ -108,7 +108,7 @@ test-arm64: deps-build
 
 test-mesh: deps
 	$(CARGO) build --locked -p braid -p braid-lab
-	$(CARGO) test --locked -p braid -p braid-lab --test adhoc_mesh -- --ignored --nocapture
+	$(CARGO) test --locked -p braid -p braid-lab --test lab adhoc_mesh:: -- --ignored --nocapture
 
 book: program
 	docs/book/build $(TARGET)/release/braid $(TARGET)/book
@@ -116,9 +116,12 @@ book: program
 bench: build
 	$(TARGET)/release/braid-lab bench --braid $(TARGET)/release/braid --out $(TARGET)/bench
 
-check:
-	$(CARGO) fmt --all --check
+check: check-sources
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+# What needs no build.
+check-sources:
+	$(CARGO) fmt --all --check
 	.ci/purity
 	.ci/circles
 	CARGO="$(CARGO)" .ci/licences
