@@ -50,6 +50,9 @@ pub fn markdown(reports: &[Report], folder: &str) -> String {
         if paper != Some(report.about.paper) {
             let _ = writeln!(page, "\n## {}", cell(report.about.paper.citation()));
             paper = Some(report.about.paper);
+            if let Some(text) = report.about.paper.on_real_traffic() {
+                let _ = writeln!(page, "\n{text}");
+            }
         }
         section(&mut page, report, folder);
     }

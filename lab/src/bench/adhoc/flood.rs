@@ -20,7 +20,7 @@ const RATE: u32 = 10_000;
 
 pub(super) fn flood(settings: &Settings, report: &mut Report) -> Result<()> {
     let lab =
-        RADIOS[..2].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::new(*name).rate(mbps(200)).delay(DELAY))).start()?;
+        RADIOS[..2].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::new(name).rate(mbps(200)).delay(DELAY))).start()?;
     let mut devices = devices(settings, &lab, "")?;
     let pid = devices[1].process().id();
     let (before, _) = resident(pid)?;
