@@ -254,6 +254,9 @@ fn frames_of_a_flow_that_is_spread_over_radios_arrive_in_order() {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let sender = adhoc_host(&lab, 0).run(move || UdpSocket::bind(any).unwrap()).unwrap();
             let before = sent(&lab);
+            // Nobody knows which frame of a new flow is the first one.
+            sender.send_to(&[0], to).unwrap();
+            assert_eq!(receiver.recv(&mut [0; 10]).unwrap(), 1);
             let sending = thread::spawn(move || {
                 for number in 0..2000_u32 {
                     let content = [&number.to_be_bytes()[..], &[7; 1000]].concat();
