@@ -1,4 +1,6 @@
-"""Compares Braid's ad-hoc device with Linux bonding, team, batman-adv and babeld, and checks its handovers: adhoc.py adhoc | list.
+"""Checks Braid's ad-hoc device: adhoc.py [list] adhoc | macsec.
+
+`adhoc` compares it with Linux bonding, team, batman-adv and babeld, and checks its handovers; `macsec` checks groups with a key.
 
 Runs as root in a machine that has nothing else to do. Two hosts, `a` and `b`, have two radios each, `r0` and `r1`. Each is the end of a veth pair. The
 other ends are ports of bridges in the namespace `air`: one bridge for each pair of radios.
@@ -15,7 +17,7 @@ import threading
 import time
 
 import lab
-from lab import LIMIT, Background, Skipped, call, check, eventually, require, run_checks
+from lab import LIMIT, Background, call, check, eventually, require, run_checks
 
 HOSTS = ("a", "b")
 RADIOS = ("r0", "r1")
@@ -63,11 +65,14 @@ def way(name, shared=False, broken=True, rounds=1, is_asserted=False):
 
 
 def main():
-    if sys.argv[1:] == ["list"]:
+    is_macsec = "macsec" in sys.argv[1:]
+    lab.CHECKS[:] = [(name, check) for name, check in lab.CHECKS if name.startswith("macsec-") == is_macsec]
+    if "list" in sys.argv[1:]:
         print(*(name for name, _ in lab.CHECKS), sep="\n")
         return
     run_checks()
-    print_tables()
+    if not is_macsec:
+        print_tables()
 
 
 # The hosts.
@@ -533,14 +538,16 @@ def no_flow_ended():
     require(gap < BROKEN, "the flow stood still while a radio was broken")
 
 
-@check("adhoc-macsec")
+def new_key(name):
+    path = f"/tmp/{name}.key"
+    call("braid", "adhoc", "key", path)
+    return path
+
+
+@check("macsec-encrypts")
 def macsec():
     """Devices with one key reach each other by frames that are encrypted; one with another key is no neighbour."""
-    if "--key-file" not in call("braid", "adhoc", "up", "--help"):
-        raise Skipped("braid adhoc up has no --key-file")
-    own, other = ("/tmp/own.key", "/tmp/other.key")
-    for path in (own, other):
-        call("braid", "adhoc", "key", path)
+    own, other = new_key("own"), new_key("other")
     marker = b"a payload that nobody else may read"
     with hosts(names=(*HOSTS, "c")), devices(["--key-file", own]):
         with devices(["--key-file", other], names=("c",)):
@@ -564,6 +571,42 @@ def macsec():
         with devices(["--key-file", own], names=("c",)):
             up = lambda: {row["mac"] for row in neighbours("c") if row["state"] == "up"}
             eventually(lambda: len(up()) == 2, lambda: f"the host with the key does not find the others: {neighbours('c')}")
+
+
+@check("macsec-removed")
+def macsec_removed():
+    """A radio whose MACsec device somebody removes is not used, and used again later."""
+    key = new_key("removed")
+    with hosts(), devices(["--key-file", key]):
+        eventually(pairs_are_up, lambda: f"the hosts do not find each other: {[neighbours(name) for name in HOSTS]}")
+        ip("a", "link del vi0-m0")
+        is_off = lambda: [radio["up"] for radio in json.loads(adhoc("a", "--json"))["radios"]] == [False, True]
+        eventually(is_off, lambda: f"the radio is still used: {adhoc('a', '--json')}")
+        call(*on("a"), "ping", "-c", "3", "-i", "0.2", "-W", "5", OWN[1])
+        eventually(pairs_are_up, lambda: f"the radio is not used again: {[neighbours(name) for name in HOSTS]}")
+
+
+@check("macsec-busy")
+def macsec_busy():
+    """A queue that sorts packets by flow makes none of them too late for the receiver's window."""
+    key = new_key("busy")
+    with hosts(), devices(["--key-file", key]):
+        eventually(pairs_are_up, lambda: f"the hosts do not find each other: {[neighbours(name) for name in HOSTS]}")
+        for radio in RADIOS:
+            call(*on("a"), "tc", "qdisc", "replace", "dev", radio, "root", "handle", "1:", "htb", "default", "1")
+            call(*on("a"), "tc", "class", "add", "dev", radio, "parent", "1:", "classid", "1:1", "htb", "rate", RATE)
+            call(*on("a"), "tc", "qdisc", "add", "dev", radio, "parent", "1:1", "fq_codel")
+        server = Background([*on("b"), "iperf3", "-s"], pathlib.Path("/tmp/iperf3.log"))
+        with contextlib.closing(server):
+            server.wait_for("listening")
+            pings = Background([*on("a"), "ping", "-i", "0.05", OWN[1]], pathlib.Path("/tmp/pings.log"))
+            with contextlib.closing(pings):
+                found = transfer(2)
+        states = [json.loads(ip("b", f"-s -j macsec show vi0-m{number}"))[0] for number, _ in enumerate(RADIOS)]
+        counted = lambda name: sum(channel["stats"][name] for state in states for channel in state["rx_sc"])
+        late, good = counted("InPktsLate"), counted("InPktsOK")
+        print(f"RESULT macsec: {found['mbps']:.1f} Mbit/s, {good} packets, {late} late", flush=True)
+        require(good > 500 and late * 100 < good, f"{late} of {good} packets were too late: {states}")
 
 
 class Capture:
