@@ -596,7 +596,7 @@ def macsec_busy():
             call(*on("a"), "tc", "qdisc", "replace", "dev", radio, "root", "handle", "1:", "htb", "default", "1")
             call(*on("a"), "tc", "class", "add", "dev", radio, "parent", "1:", "classid", "1:1", "htb", "rate", RATE)
             call(*on("a"), "tc", "qdisc", "add", "dev", radio, "parent", "1:1", "fq_codel")
-        server = Background([*on("b"), "iperf3", "-s"], pathlib.Path("/tmp/iperf3.log"))
+        server = Background([*on("b"), "iperf3", "-s", "--forceflush"], pathlib.Path("/tmp/iperf3.log"))
         with contextlib.closing(server):
             server.wait_for("listening")
             pings = Background([*on("a"), "ping", "-i", "0.05", OWN[1]], pathlib.Path("/tmp/pings.log"))
