@@ -154,9 +154,11 @@ pub(super) fn graph(settings: &Settings, report: &mut Report) -> Result<()> {
     );
     report.aim("graph 1: no upload fails", format!("{} and {}", shares.failed, saves.failed), shares.failed + saves.failed == 0);
     let time = || Axis::new("time", "s").between(0.0, span.as_secs_f64());
+    let highest = [&shares, &saves].iter().flat_map(|it| &it.energy).fold(5.3, |most: f64, (_, energy)| most.max(*energy));
+    let top = (highest * 10.0).ceil() / 10.0;
     for (name, title, y, of) in [
-        ("throughput", "Throughput", Axis::new("throughput", "Mbit/s"), (|it| &it.throughput) as fn(&Course) -> &Vec<(f64, f64)>),
-        ("energy", "Energy", Axis::new("energy of the whole device", "mWh/s").between(5.1, 5.3), |it| &it.energy),
+        ("throughput", "Graph 1: throughput", Axis::new("throughput", "Mbit/s"), (|it| &it.throughput) as fn(&Course) -> &Vec<(f64, f64)>),
+        ("energy", "Graph 1: energy", Axis::new("energy of the whole device", "mWh/s").between(5.1, top), |it| &it.energy),
     ] {
         let chart = Chart::steps("", title, time(), y).curve("no saving", of(&shares)).curve("saving power", of(&saves));
         report.figures.push(Figure { name: format!("adhoc-{name}"), title: title.to_owned(), svg: chart.svg() });
