@@ -4,6 +4,7 @@
 
 pub mod action;
 mod codes;
+mod connection;
 mod error;
 pub mod flags;
 pub mod flow;
@@ -15,15 +16,20 @@ mod message;
 pub mod multipart;
 pub mod oxm;
 pub mod port;
+mod reassembly;
+mod roles;
 pub mod switch;
 mod text;
 mod version;
 mod wire;
 
 pub use codes::ErrorCode;
+pub use connection::{CloseReason, Config, Connection, Event, SendError, Side};
 pub use error::{DecodeError, EncodeError, Reason, Unfit};
 pub use frame::{FrameError, Splitter};
 pub use message::{HEADER, Header, Message, MessageKind, Sender};
+pub use reassembly::PartLimits;
+pub use roles::{RoleChange, Roles};
 pub use text::Text;
 pub use version::Version;
 pub use wire::MAX_MESSAGE;

@@ -430,16 +430,10 @@ impl OxmId {
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let (mut id, length) = Self::read(r)?;
-        match &mut id {
-            // The specification does not say whether the length includes the mask.
-            Self::Basic { field, .. } if ![field.size(), field.size() * 2].contains(&usize::from(length)) => {
-                return Err(r.fail("oxm length", r.offset() - 1, Reason::Length(usize::from(length))));
-            }
-            Self::Other { class: EXPERIMENTER, experimenter, .. } => {
-                *experimenter = Some(ExperimenterId(r.u32("oxm experimenter")?));
-            }
-            _ => {}
+        // The length of a field of the specification is known. Some switches send 0.
+        let (mut id, _) = Self::read(r)?;
+        if let Self::Other { class: EXPERIMENTER, experimenter, .. } = &mut id {
+            *experimenter = Some(ExperimenterId(r.u32("oxm experimenter")?));
         }
         Ok(id)
     }
