@@ -1,6 +1,7 @@
 //! Test vectors, and the messages that they encode.
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
+pub mod any;
 pub mod samples;
 
 use bytes::Bytes;
