@@ -130,7 +130,7 @@ impl Action {
         let from = r.offset();
         let (kind, mut body) = r.tlv("action", Part::Action)?;
         let length = r.offset() - from;
-        if length < 8 || length % 8 != 0 {
+        if length < 8 || !length.is_multiple_of(8) {
             return Err(body.fail("action length", from + 2, Reason::Length(length)));
         }
         let action = if body.is_v10() { Self::decode_v10(kind, &mut body)? } else { Self::decode_v13(kind, &mut body)? };
@@ -299,7 +299,7 @@ fn address(w: &mut Writer<'_>, kind: u16, value: u128) {
 }
 
 fn experiment(w: &mut Writer<'_>, experimenter: ExperimenterId, data: &[u8]) -> Result<(), EncodeError> {
-    if data.len() % 8 != 0 {
+    if !data.len().is_multiple_of(8) {
         return Err(w.fail("experimenter action", Unfit::Range));
     }
     head(w, EXPERIMENTER);

@@ -53,12 +53,23 @@ pub struct Connection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Waits for the peer's hello until `due`.
-    Hello { due: Time },
+    Hello {
+        due: Time,
+    },
     /// Waits for the switch's features until `due`.
-    Features { version: Version, xid: Xid, due: Time },
-    Ready { version: Version },
+    Features {
+        version: Version,
+        xid: Xid,
+        due: Time,
+    },
+    Ready {
+        version: Version,
+    },
     /// Waits for outstanding replies until `due`.
-    Closing { version: Version, due: Time },
+    Closing {
+        version: Version,
+        due: Time,
+    },
     Closed,
 }
 

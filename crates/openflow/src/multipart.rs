@@ -189,7 +189,6 @@ impl RequestBody {
             Self::Experimenter(_) => kind::EXPERIMENTER,
         }
     }
-
 }
 
 /// The content of a part, which the next part continues.

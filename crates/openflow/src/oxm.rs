@@ -301,9 +301,7 @@ impl Oxm {
     /// The experimenter of a field of the class of experimenters.
     pub fn experimenter(&self) -> Option<ExperimenterId> {
         match self {
-            Self::Other { class: EXPERIMENTER, body, .. } => {
-                body.first_chunk().map(|bytes| ExperimenterId(u32::from_be_bytes(*bytes)))
-            }
+            Self::Other { class: EXPERIMENTER, body, .. } => body.first_chunk().map(|bytes| ExperimenterId(u32::from_be_bytes(*bytes))),
             _ => None,
         }
     }

@@ -202,25 +202,19 @@ fn changes_by_a_controller_are_understood() {
     if !decoder_exists() {
         return;
     }
-    let bucket = |weight, watch_port, port| Bucket {
-        weight,
-        watch_port,
-        watch_group: GroupId::ANY,
-        actions: vec![Action::output(PortNo(port))],
-    };
+    let bucket =
+        |weight, watch_port, port| Bucket { weight, watch_port, watch_group: GroupId::ANY, actions: vec![Action::output(PortNo(port))] };
     let group = |kind, buckets| Message::GroupMod(GroupMod { command: ModCommand::Add, kind, group: GroupId(12), buckets });
     let failover = group(GroupKind::FastFailover, vec![bucket(0, PortNo(1), 1), bucket(0, PortNo(2), 2)]);
     let texts = ["ADD group_id=12,type=ff", "watch_port:1,actions=output:1", "watch_port:2,actions=output:2"];
     expect(Version::V1_3, &failover, &texts);
     let select = group(GroupKind::Select, vec![bucket(5, PortNo::ANY, 1)]);
     expect(Version::V1_3, &select, &["type=select", "weight:5,actions=output:1"]);
-    let bands = vec![
-        Band { rate: 1000, burst: 100, kind: BandKind::Drop },
-        Band { rate: 500, burst: 50, kind: BandKind::DscpRemark(1) },
-    ];
+    let bands = vec![Band { rate: 1000, burst: 100, kind: BandKind::Drop }, Band { rate: 500, burst: 50, kind: BandKind::DscpRemark(1) }];
     let flags = MeterFlags::KBPS | MeterFlags::BURST | MeterFlags::STATS;
     let meter = MeterMod { command: ModCommand::Add, flags, meter: MeterId(6), bands };
-    let texts = ["ADD meter=6 kbps burst stats", "type=drop rate=1000 burst_size=100", "type=dscp_remark rate=500 burst_size=50 prec_level=1"];
+    let texts =
+        ["ADD meter=6 kbps burst stats", "type=drop rate=1000 burst_size=100", "type=dscp_remark rate=500 burst_size=50 prec_level=1"];
     expect(Version::V1_3, &Message::MeterMod(meter), &texts);
     let deletion = FlowMod {
         command: FlowCommand::DeleteStrict,
@@ -236,7 +230,8 @@ fn changes_by_a_controller_are_understood() {
     expect(Version::V1_3, &Message::Hello(Hello::new(&Version::ALL)), &["OFPT_HELLO (OF1.3)", "version bitmap: 0x01, 0x04"]);
     let role = RoleMessage { role: Role::Slave, generation: 5 };
     expect(Version::V1_3, &Message::RoleReply(role), &["role=secondary generation_id=5"]);
-    let texts = ["PACKET_IN: no_match action", "PORT_STATUS: add delete modify", "FLOW_REMOVED: idle hard delete group_delete", "PACKET_IN: (off)"];
+    let texts =
+        ["PACKET_IN: no_match action", "PORT_STATUS: add delete modify", "FLOW_REMOVED: idle hard delete group_delete", "PACKET_IN: (off)"];
     expect(Version::V1_3, &Message::AsyncReply(AsyncConfig::default()), &texts);
 }
 
@@ -314,7 +309,13 @@ fn messages_of_a_switch_are_understood() {
         current_speed: Kbps(10_000_000),
         max_speed: Kbps(40_000_000),
     };
-    let texts = ["3(eth3): addr:02:00:00:00:00:01", "config: NO_PACKET_IN", "state: LIVE", "current: 10GB-FD FIBER", "speed: 10000 Mbps now, 40000 Mbps max"];
+    let texts = [
+        "3(eth3): addr:02:00:00:00:00:01",
+        "config: NO_PACKET_IN",
+        "state: LIVE",
+        "current: 10GB-FD FIBER",
+        "speed: 10000 Mbps now, 40000 Mbps max",
+    ];
     expect(Version::V1_3, &Message::PortStatus(PortStatus { reason: PortReason::Add, port: port.clone() }), &texts);
     expect(Version::V1_3, &reply(ReplyBody::PortDescription(vec![port])), &texts);
     let queues = vec![Queue {
@@ -336,7 +337,9 @@ fn messages_of_a_switch_are_understood() {
         matching,
         instructions: vec![Instruction::GotoTable(TableId(4))],
     };
-    let texts = ["cookie=0x9, duration=5.500s, table=3, n_packets=10, n_bytes=2000, idle_timeout=10, hard_timeout=20, reset_counts priority=100,in_port=5 actions=goto_table:4"];
+    let texts = [
+        "cookie=0x9, duration=5.500s, table=3, n_packets=10, n_bytes=2000, idle_timeout=10, hard_timeout=20, reset_counts priority=100,in_port=5 actions=goto_table:4",
+    ];
     expect(Version::V1_3, &reply(ReplyBody::Flow(vec![flows.clone(), flows])), &texts);
     let table = TableStats { table: TableId(3), v10: None, active: 4, lookups: Some(50), matched: Some(40) };
     expect(Version::V1_3, &reply(ReplyBody::Table(vec![table])), &["table 3: active=4, lookup=50, matched=40"]);
@@ -362,7 +365,8 @@ fn messages_of_a_switch_about_counters(duration: Option<Duration>, traffic: Traf
         collisions: None,
         duration,
     };
-    let texts = ["rx pkts=1, bytes=3, drop=5, errs=7, frame=9, over=10, crc=11", "tx pkts=2, bytes=4, drop=6, errs=8, coll=?", "duration=5.500s"];
+    let texts =
+        ["rx pkts=1, bytes=3, drop=5, errs=7, frame=9, over=10, crc=11", "tx pkts=2, bytes=4, drop=6, errs=8, coll=?", "duration=5.500s"];
     expect(Version::V1_3, &reply(ReplyBody::Port(vec![ports])), &texts);
     let queue = QueueStats {
         port: PortNo(3),
@@ -376,15 +380,18 @@ fn messages_of_a_switch_about_counters(duration: Option<Duration>, traffic: Traf
     let group = GroupStats { group: GroupId(12), references: 2, traffic, duration, buckets: vec![traffic, Traffic::default()] };
     let texts = ["group_id=12,duration=5.500s,ref_count=2,packet_count=10,byte_count=2000,bucket0:packet_count=10,byte_count=2000"];
     expect(Version::V1_3, &reply(ReplyBody::Group(vec![group])), &texts);
-    let bucket =
-        Bucket { weight: 5, watch_port: PortNo::ANY, watch_group: GroupId::ANY, actions: vec![Action::output(PortNo(1))] };
+    let bucket = Bucket { weight: 5, watch_port: PortNo::ANY, watch_group: GroupId::ANY, actions: vec![Action::output(PortNo(1))] };
     let description = GroupDescription { kind: GroupKind::Select, group: GroupId(12), buckets: vec![bucket] };
     let texts = ["group_id=12,type=select,bucket=", "weight:5,actions=output:1"];
     expect(Version::V1_3, &reply(ReplyBody::GroupDescription(vec![description.clone(), description])), &texts);
     let mut kinds = [GroupKindFeatures { supported: true, max_groups: 8, actions: 1 }; 4];
     kinds[2].supported = false;
     let capabilities = GroupCapabilities::SELECT_WEIGHT | GroupCapabilities::CHAINING;
-    expect(Version::V1_3, &reply(ReplyBody::GroupFeatures(GroupFeatures { capabilities, kinds })), &["Types: 0xb Capabilities: 0x5 all group: max_groups=0x8 actions: output"]);
+    expect(
+        Version::V1_3,
+        &reply(ReplyBody::GroupFeatures(GroupFeatures { capabilities, kinds })),
+        &["Types: 0xb Capabilities: 0x5 all group: max_groups=0x8 actions: output"],
+    );
     let bands = vec![Band { rate: 1000, burst: 0, kind: BandKind::Drop }];
     let config = MeterConfig { flags: MeterFlags::PKTPS, meter: MeterId(6), bands };
     expect(Version::V1_3, &reply(ReplyBody::MeterConfig(vec![config])), &["meter=6 pktps bands= type=drop rate=1000"]);

@@ -78,7 +78,9 @@ impl Transactions {
         let Some(order) = self.pending.get(&request).map(|pending| pending.order) else { return Vec::new() };
         let later = self.commands.split_off(&order);
         let commands: Vec<Xid> = std::mem::replace(&mut self.commands, later).into_values().collect();
-        commands.iter().for_each(|xid| drop(self.pending.remove(xid)));
+        for xid in &commands {
+            self.pending.remove(xid);
+        }
         commands
     }
 

@@ -230,8 +230,11 @@ fn port_mod(version: Version) -> impl Strategy<Value = PortMod> {
 /// A field of the specification, with a value, and often a mask.
 fn basic(field: Field) -> impl Strategy<Value = Oxm> {
     let bits = field.full_mask();
-    (any::<u128>(), prop::option::of(any::<u128>()))
-        .prop_map(move |(value, mask)| Oxm::Basic { field, value: value & bits, mask: mask.map(|mask| mask & bits) })
+    (any::<u128>(), prop::option::of(any::<u128>())).prop_map(move |(value, mask)| Oxm::Basic {
+        field,
+        value: value & bits,
+        mask: mask.map(|mask| mask & bits),
+    })
 }
 
 fn other_oxm() -> impl Strategy<Value = Oxm> {
@@ -325,14 +328,7 @@ fn action(version: Version) -> BoxedStrategy<Action> {
     }
     let set = (prop::sample::select(fields_1_3()), any::<u128>()).prop_map(|(field, value)| Oxm::exact(field, value & field.full_mask()));
     let set = prop_oneof![4 => set, 1 => other_oxm()];
-    let plain = vec![
-        Action::CopyTtlOut,
-        Action::CopyTtlIn,
-        Action::DecMplsTtl,
-        Action::DecNwTtl,
-        Action::PopVlan,
-        Action::PopPbb,
-    ];
+    let plain = vec![Action::CopyTtlOut, Action::CopyTtlIn, Action::DecMplsTtl, Action::DecNwTtl, Action::PopVlan, Action::PopPbb];
     prop_oneof![
         2 => output,
         2 => set.prop_map(Action::SetField),
@@ -372,8 +368,7 @@ fn instructions(version: Version) -> BoxedStrategy<Vec<Instruction>> {
 }
 
 fn flow_mod(version: Version) -> impl Strategy<Value = FlowMod> {
-    let commands =
-        vec![FlowCommand::Add, FlowCommand::Modify, FlowCommand::ModifyStrict, FlowCommand::Delete, FlowCommand::DeleteStrict];
+    let commands = vec![FlowCommand::Add, FlowCommand::Modify, FlowCommand::ModifyStrict, FlowCommand::Delete, FlowCommand::DeleteStrict];
     let head = (
         cookie(),
         late(version, Cookie(0), cookie()),
@@ -416,20 +411,9 @@ fn flow_removed(version: Version) -> impl Strategy<Value = FlowRemoved> {
     reasons.extend((version == Version::V1_3).then_some(RemovedReason::GroupDelete));
     let head = (cookie(), any::<u16>(), prop::sample::select(reasons), late(version, TableId(0), table()), duration());
     let rest = (seconds(), late(version, Seconds(0), seconds()), counter(), byte_counter(), matching(version));
-    (head, rest).prop_map(
-        |((cookie, priority, reason, table, duration), (idle_timeout, hard_timeout, packets, bytes, matching))| FlowRemoved {
-            cookie,
-            priority,
-            reason,
-            table,
-            duration,
-            idle_timeout,
-            hard_timeout,
-            packets,
-            bytes,
-            matching,
-        },
-    )
+    (head, rest).prop_map(|((cookie, priority, reason, table, duration), (idle_timeout, hard_timeout, packets, bytes, matching))| {
+        FlowRemoved { cookie, priority, reason, table, duration, idle_timeout, hard_timeout, packets, bytes, matching }
+    })
 }
 
 fn packet_in(version: Version) -> impl Strategy<Value = PacketIn> {
@@ -447,8 +431,12 @@ fn packet_in(version: Version) -> impl Strategy<Value = PacketIn> {
 }
 
 fn packet_out(version: Version) -> impl Strategy<Value = PacketOut> {
-    (buffer(), port_no(version), actions(version), data())
-        .prop_map(|(buffer, in_port, actions, data)| PacketOut { buffer, in_port, actions, data })
+    (buffer(), port_no(version), actions(version), data()).prop_map(|(buffer, in_port, actions, data)| PacketOut {
+        buffer,
+        in_port,
+        actions,
+        data,
+    })
 }
 
 fn command() -> impl Strategy<Value = ModCommand> {
@@ -470,8 +458,12 @@ fn buckets() -> impl Strategy<Value = Vec<Bucket>> {
 }
 
 fn group_mod() -> impl Strategy<Value = GroupMod> {
-    (command(), group_kind(), any::<u32>(), buckets())
-        .prop_map(|(command, kind, group, buckets)| GroupMod { command, kind, group: GroupId(group), buckets })
+    (command(), group_kind(), any::<u32>(), buckets()).prop_map(|(command, kind, group, buckets)| GroupMod {
+        command,
+        kind,
+        group: GroupId(group),
+        buckets,
+    })
 }
 
 fn bands() -> impl Strategy<Value = Vec<Band>> {
@@ -484,19 +476,20 @@ fn bands() -> impl Strategy<Value = Vec<Band>> {
 }
 
 fn meter_mod() -> impl Strategy<Value = MeterMod> {
-    (command(), flags(Version::V1_3, 16), any::<u32>(), bands())
-        .prop_map(|(command, flags, meter, bands)| MeterMod { command, flags, meter: MeterId(meter), bands })
+    (command(), flags(Version::V1_3, 16), any::<u32>(), bands()).prop_map(|(command, flags, meter, bands)| MeterMod {
+        command,
+        flags,
+        meter: MeterId(meter),
+        bands,
+    })
 }
 
 fn queue_config(version: Version) -> impl Strategy<Value = QueueConfig> {
     let min = any::<u16>().prop_map(|rate| QueueProperty::MinRate(Permille(rate)));
     let max = any::<u16>().prop_map(|rate| QueueProperty::MaxRate(Permille(rate)));
     let other = (experimenter_id(), data()).prop_map(|(experimenter, data)| QueueProperty::Experimenter { experimenter, data });
-    let property = if version == Version::V1_0 {
-        prop_oneof![min, Just(QueueProperty::None)].boxed()
-    } else {
-        prop_oneof![min, max, other].boxed()
-    };
+    let property =
+        if version == Version::V1_0 { prop_oneof![min, Just(QueueProperty::None)].boxed() } else { prop_oneof![min, max, other].boxed() };
     let queue = (any::<u32>(), port_no(version), vec(property, 0..3));
     (port_no(version), vec(queue, 0..4)).prop_map(move |(port, queues)| {
         let queue = |(id, own, properties)| Queue { id: QueueId(id), port: if version == Version::V1_0 { port } else { own }, properties };
@@ -510,8 +503,7 @@ fn role() -> impl Strategy<Value = Role> {
 
 fn async_config() -> impl Strategy<Value = AsyncConfig> {
     let masks = || (any::<u32>(), any::<u32>()).prop_map(|(master, slave)| ReasonMasks { master, slave });
-    (masks(), masks(), masks())
-        .prop_map(|(packet_in, port_status, flow_removed)| AsyncConfig { packet_in, port_status, flow_removed })
+    (masks(), masks(), masks()).prop_map(|(packet_in, port_status, flow_removed)| AsyncConfig { packet_in, port_status, flow_removed })
 }
 
 fn flow_query(version: Version) -> impl Strategy<Value = FlowQuery> {
@@ -541,12 +533,7 @@ fn request(version: Version) -> BoxedStrategy<MultipartRequest> {
     if version == Version::V1_0 {
         return shared.prop_map(MultipartRequest::new).boxed();
     }
-    let plain = vec![
-        RequestBody::GroupDescription,
-        RequestBody::GroupFeatures,
-        RequestBody::MeterFeatures,
-        RequestBody::PortDescription,
-    ];
+    let plain = vec![RequestBody::GroupDescription, RequestBody::GroupFeatures, RequestBody::MeterFeatures, RequestBody::PortDescription];
     let body = prop_oneof![
         4 => shared,
         1 => prop::sample::select(plain),
@@ -604,11 +591,10 @@ fn table_property() -> impl Strategy<Value = TableProperty> {
 }
 
 fn reply(version: Version) -> BoxedStrategy<MultipartReply> {
-    let description = (text(256), text(256), text(256), text(32), text(256)).prop_map(
-        |(manufacturer, hardware, software, serial, datapath)| {
+    let description =
+        (text(256), text(256), text(256), text(32), text(256)).prop_map(|(manufacturer, hardware, software, serial, datapath)| {
             Box::new(Description { manufacturer, hardware, software, serial, datapath })
-        },
-    );
+        });
     let shared = prop_oneof![
         description.prop_map(ReplyBody::Description),
         vec(flow_stats(version), 0..4).prop_map(ReplyBody::Flow),
@@ -627,17 +613,25 @@ fn late_reply() -> impl Strategy<Value = ReplyBody> {
     let group = (any::<u32>(), any::<u32>(), traffic(), duration(), vec(traffic(), 0..4)).prop_map(
         |(group, references, traffic, duration, buckets)| GroupStats { group: GroupId(group), references, traffic, duration, buckets },
     );
-    let description = (group_kind(), any::<u32>(), buckets())
-        .prop_map(|(kind, group, buckets)| GroupDescription { kind, group: GroupId(group), buckets });
-    let kind = (any::<bool>(), any::<u32>(), any::<u32>())
-        .prop_map(|(supported, max_groups, actions)| GroupKindFeatures { supported, max_groups, actions });
+    let description = (group_kind(), any::<u32>(), buckets()).prop_map(|(kind, group, buckets)| GroupDescription {
+        kind,
+        group: GroupId(group),
+        buckets,
+    });
+    let kind = (any::<bool>(), any::<u32>(), any::<u32>()).prop_map(|(supported, max_groups, actions)| GroupKindFeatures {
+        supported,
+        max_groups,
+        actions,
+    });
     let group_features = (flags(Version::V1_3, 32), [kind.clone(), kind.clone(), kind.clone(), kind])
         .prop_map(|(capabilities, kinds)| ReplyBody::GroupFeatures(GroupFeatures { capabilities, kinds }));
-    let meter = (any::<u32>(), any::<u32>(), traffic(), duration(), vec(traffic(), 0..4)).prop_map(
-        |(meter, flows, traffic, duration, bands)| MeterStats { meter: MeterId(meter), flows, traffic, duration, bands },
-    );
-    let config = (flags(Version::V1_3, 16), any::<u32>(), bands())
-        .prop_map(|(flags, meter, bands)| MeterConfig { flags, meter: MeterId(meter), bands });
+    let meter = (any::<u32>(), any::<u32>(), traffic(), duration(), vec(traffic(), 0..4))
+        .prop_map(|(meter, flows, traffic, duration, bands)| MeterStats { meter: MeterId(meter), flows, traffic, duration, bands });
+    let config = (flags(Version::V1_3, 16), any::<u32>(), bands()).prop_map(|(flags, meter, bands)| MeterConfig {
+        flags,
+        meter: MeterId(meter),
+        bands,
+    });
     let meter_features = (any::<u32>(), any::<u32>(), flags(Version::V1_3, 32), any::<u8>(), any::<u8>()).prop_map(
         |(max_meters, band_types, flags, max_bands, max_colours)| {
             ReplyBody::MeterFeatures(MeterFeatures { max_meters, band_types, flags, max_bands, max_colours })
@@ -658,28 +652,22 @@ fn late_reply() -> impl Strategy<Value = ReplyBody> {
 fn flow_stats(version: Version) -> impl Strategy<Value = FlowStats> {
     let head = (table(), duration(), any::<u16>(), seconds(), seconds());
     let rest = (late(version, FlowFlags::NONE, flags(version, 16)), cookie(), traffic(), matching(version), instructions(version));
-    (head, rest).prop_map(
-        |((table, duration, priority, idle_timeout, hard_timeout), (flags, cookie, traffic, matching, instructions))| FlowStats {
-            table,
-            duration,
-            priority,
-            idle_timeout,
-            hard_timeout,
-            flags,
-            cookie,
-            traffic,
-            matching,
-            instructions,
-        },
-    )
+    (head, rest).prop_map(|((table, duration, priority, idle_timeout, hard_timeout), (flags, cookie, traffic, matching, instructions))| {
+        FlowStats { table, duration, priority, idle_timeout, hard_timeout, flags, cookie, traffic, matching, instructions }
+    })
 }
 
 fn table_stats(version: Version) -> impl Strategy<Value = TableStats> {
-    let v10 = (text(32), any::<u32>(), any::<u32>())
-        .prop_map(|(name, wildcards, max_entries)| Some(TableV10 { name, wildcards, max_entries }));
+    let v10 =
+        (text(32), any::<u32>(), any::<u32>()).prop_map(|(name, wildcards, max_entries)| Some(TableV10 { name, wildcards, max_entries }));
     let v10 = if version == Version::V1_0 { v10.boxed() } else { Just(None).boxed() };
-    (table(), v10, any::<u32>(), counter(), counter())
-        .prop_map(|(table, v10, active, lookups, matched)| TableStats { table, v10, active, lookups, matched })
+    (table(), v10, any::<u32>(), counter(), counter()).prop_map(|(table, v10, active, lookups, matched)| TableStats {
+        table,
+        v10,
+        active,
+        lookups,
+        matched,
+    })
 }
 
 fn port_stats(version: Version) -> impl Strategy<Value = PortStats> {

@@ -220,7 +220,10 @@ fn samples_1_3() -> Vec<(&'static str, Message)> {
         ("set_config", Message::SetConfig(SwitchConfig { flags: ConfigFlags::FRAG_REASM, miss_send_len: MaxLen::NO_BUFFER })),
         ("packet_out", Message::PacketOut(packet)),
         ("flow_mod", Message::FlowMod(flow)),
-        ("group_mod", Message::GroupMod(GroupMod { command: ModCommand::Modify, kind: GroupKind::FastFailover, group: GroupId(12), buckets })),
+        (
+            "group_mod",
+            Message::GroupMod(GroupMod { command: ModCommand::Modify, kind: GroupKind::FastFailover, group: GroupId(12), buckets }),
+        ),
         ("port_mod", Message::PortMod(port)),
         ("table_mod", Message::TableMod(TableMod { table: TableId::ALL, config: TableConfig::from_wire(Version::V1_3, 3) })),
         ("meter_mod", Message::MeterMod(meter)),
@@ -243,10 +246,7 @@ fn samples_1_3() -> Vec<(&'static str, Message)> {
         ("queue_get_config_request", Message::QueueConfigRequest(PortNo::ANY)),
         ("role_request", Message::RoleRequest(role)),
         ("get_async_request", Message::AsyncRequest),
-        (
-            "set_async",
-            Message::SetAsync(AsyncConfig { packet_in: masks(1, 2), port_status: masks(3, 4), flow_removed: masks(5, 6) }),
-        ),
+        ("set_async", Message::SetAsync(AsyncConfig { packet_in: masks(1, 2), port_status: masks(3, 4), flow_removed: masks(5, 6) })),
     ]
 }
 
