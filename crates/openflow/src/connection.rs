@@ -43,7 +43,7 @@ pub struct Connection {
     replies: Reassembly<ReplyBody>,
     requests: Reassembly<RequestBody>,
     /// When the last message came.
-    heard: Time,
+    last_received: Time,
     /// When the echo request was sent that is not answered.
     echo: Option<Time>,
     role: Role,
@@ -84,7 +84,7 @@ impl Connection {
             transactions: Transactions::default(),
             replies: Reassembly::new(config.parts),
             requests: Reassembly::new(config.parts),
-            heard: now,
+            last_received: now,
             echo: None,
             role: Role::default(),
             asynchronous: AsyncConfig::default(),
@@ -103,7 +103,7 @@ impl Connection {
         self.config.side
     }
 
-    /// The version, once it is known.
+    /// The version, once it is negotiated.
     pub fn version(&self) -> Option<Version> {
         match self.state {
             State::Features { version, .. } | State::Ready { version } | State::Closing { version, .. } => Some(version),
@@ -202,15 +202,16 @@ impl Connection {
         Ok(message.encode(version, xid, &mut self.output)?)
     }
 
-    /// Sends an asynchronous message of a switch if the controller wants it, by its role and its configuration of asynchronous messages.
+    /// Sends an asynchronous message of a switch, unless the controller's role and configuration of asynchronous messages exclude it. Returns whether it
+    /// was sent.
     pub fn notify(&mut self, message: Message) -> Result<bool, SendError> {
-        if !self.wants(&message) {
+        if !self.includes(&message) {
             return Ok(false);
         }
         self.send(message).map(|_| true)
     }
 
-    /// Sets the role of the controller at a switch, which [`crate::Roles`] finds.
+    /// Sets the role of the controller at a switch, as [`crate::Roles`] decides it.
     pub fn set_role(&mut self, role: Role) {
         self.role = role;
     }
@@ -255,7 +256,7 @@ impl Connection {
     }
 
     fn receive_message(&mut self, now: Time, bytes: &Bytes) {
-        (self.heard, self.echo) = (now, None);
+        (self.last_received, self.echo) = (now, None);
         let decoded = Message::decode(bytes);
         match self.state {
             State::Hello { due } => self.receive_hello(decoded, bytes, due),
@@ -418,7 +419,7 @@ impl Connection {
     }
 
     fn answer_error(&mut self, version: Version, xid: Xid, code: ErrorCode, data: Bytes) {
-        // 1.0 lacks some errors. It has one for requests that it does not know.
+        // 1.0 lacks some errors. It has one for unknown requests.
         let code = if code.numbers(version).is_some() { code } else { ErrorCode::BadRequestBadType };
         self.answer(version, xid, Message::Error(ErrorMessage { code, data }));
     }
@@ -444,8 +445,8 @@ impl Connection {
         }
     }
 
-    /// Whether the controller wants an asynchronous message. Other messages are always wanted.
-    fn wants(&self, message: &Message) -> bool {
+    /// Whether the controller's role and configuration include an asynchronous message. They include all other messages.
+    fn includes(&self, message: &Message) -> bool {
         let (masks, reason) = match message {
             Message::PacketIn(packet) => (self.asynchronous.packet_in, packet.reason as u32),
             Message::PortStatus(status) => (self.asynchronous.port_status, status.reason as u32),
@@ -458,7 +459,7 @@ impl Connection {
 
     /// When to send an echo request, or to give up because of one.
     fn echo_due(&self) -> Time {
-        self.echo.map_or(self.heard + self.config.echo_interval, |sent| sent + self.config.echo_timeout)
+        self.echo.map_or(self.last_received + self.config.echo_interval, |sent| sent + self.config.echo_timeout)
     }
 
     fn newest(&self) -> Version {

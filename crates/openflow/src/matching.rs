@@ -21,7 +21,7 @@ const OXM: u16 = 1;
 /// - The meaning of an address, a protocol and a port in 1.0 depends on `dl_type` and `nw_proto`. Decoding uses the field with that meaning, such as
 ///   [`Field::ArpSpa`] or [`Field::UdpSrc`]. Encoding refuses a field whose meaning the match does not imply. Ports without a meaning are
 ///   [`Field::TpSrc`] and [`Field::TpDst`].
-/// - Decoding from 1.0 gives the fields in the order of their numbers.
+/// - Decoding from 1.0 gives the fields in the order of their numbers. An address of which no bit counts is no field.
 /// - The two lower bits of `nw_tos` have no meaning and are ignored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Match {
@@ -349,4 +349,46 @@ fn address(value: u128, mask: Option<u128>) -> Option<Option<(u32, u32)>> {
     let bits = mask.leading_ones();
     let is_prefix = mask.count_ones() == bits;
     is_prefix.then_some(Some((value as u32 & mask, bits)).filter(|(_, bits)| *bits > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_find_what_the_specification_forbids() {
+        let (ip, tcp) = (Oxm::exact(Field::EthType, 0x0800u16), Oxm::exact(Field::IpProto, 6u8));
+        let port = Oxm::exact(Field::TcpDst, 80u16);
+        let pcp = Oxm::exact(Field::VlanPcp, 3u8);
+        let any_tag = Oxm::masked(Field::VlanVid, VLAN_PRESENT, VLAN_PRESENT);
+        let table: [(&[&Oxm], Result<(), ErrorCode>); 11] = [
+            (&[], Ok(())),
+            (&[&ip, &tcp, &port], Ok(())),
+            (&[&any_tag, &pcp], Ok(())),
+            (&[&ip, &port], Err(ErrorCode::BadMatchBadPrereq)),
+            (&[&port, &ip, &tcp], Err(ErrorCode::BadMatchBadPrereq)),
+            (&[&Oxm::exact(Field::EthType, 0x0806u16), &tcp], Err(ErrorCode::BadMatchBadPrereq)),
+            (&[&Oxm::vlan(None), &pcp], Err(ErrorCode::BadMatchBadPrereq)),
+            (&[&ip, &ip], Err(ErrorCode::BadMatchDupField)),
+            (&[&Oxm::masked(Field::EthType, 0u8, 0xffu8)], Err(ErrorCode::BadMatchBadMask)),
+            (&[&Oxm::masked(Field::EthDst, 3u8, 1u8)], Err(ErrorCode::BadMatchBadWildcards)),
+            (&[&Oxm::exact(Field::VlanPcp, 8u8)], Err(ErrorCode::BadMatchBadValue)),
+        ];
+        for (fields, expected) in table {
+            assert_eq!(Match::new(fields.iter().copied().cloned()).check(), expected, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn values_have_their_types() {
+        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let (v4, v6) = (Ipv4Addr::new(10, 0, 0, 0), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0));
+        let fields =
+            [Oxm::in_port(PortNo(7)), Oxm::mac(Field::EthDst, mac), Oxm::ipv4(Field::Ipv4Src, v4, 8), Oxm::ipv6(Field::Ipv6Dst, v6, 128)];
+        let matching = Match::new(fields);
+        assert_eq!((matching.in_port(), matching.mac(Field::EthDst)), (Some(PortNo(7)), Some(mac)));
+        assert_eq!(matching.ipv4(Field::Ipv4Src), Some((v4, Ipv4Addr::new(255, 0, 0, 0))));
+        assert_eq!(matching.ipv6(Field::Ipv6Dst), Some((v6, Ipv6Addr::from(u128::MAX))));
+        assert_eq!((matching.exact(Field::Ipv4Src), matching.mac(Field::InPort), matching.get(Field::EthSrc)), (None, None, None));
+    }
 }

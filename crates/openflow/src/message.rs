@@ -19,7 +19,7 @@ pub const HEADER: usize = 8;
 /// The header of a message. Source: OpenFlow 1.3.5 section 7.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Wire version. In a hello it may be one that this library does not know.
+    /// Wire version. In a hello it may be one that this library does not support.
     pub version: u8,
     /// Number of the message's type.
     pub kind: u8,
@@ -309,7 +309,8 @@ impl Message {
         }
     }
 
-    /// Whether a slave may not send it: it changes the switch, or sends a packet. Source: OpenFlow 1.3.5 section 6.3.6.
+    /// Whether a slave may not send it: it changes the switch, or sends a packet. Source: OpenFlow 1.3.5 section 6.3, "Multiple
+    /// Controllers".
     pub fn changes_switch(&self) -> bool {
         match self {
             Self::PacketOut(_) | Self::FlowMod(_) | Self::GroupMod(_) | Self::PortMod(_) | Self::TableMod(_) | Self::MeterMod(_) => true,
@@ -388,10 +389,10 @@ impl Message {
         if usize::from(header.length) != message.len() {
             return Err(outer.fail("length", 2, Reason::Length(header.length.into())));
         }
-        let known = Version::from_wire(header.version);
-        let version = known.unwrap_or(Version::V1_3);
+        let supported = Version::from_wire(header.version);
+        let version = supported.unwrap_or(Version::V1_3);
         let kind = MessageKind::from_number(version, header.kind);
-        if known.is_none() && !matches!(kind, Some(MessageKind::Hello | MessageKind::Error)) {
+        if supported.is_none() && !matches!(kind, Some(MessageKind::Hello | MessageKind::Error)) {
             let error = outer.fail("version", 0, Reason::Unknown(header.version.into()));
             return Err(error.answered(ErrorCode::BadRequestBadVersion));
         }

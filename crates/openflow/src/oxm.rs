@@ -16,7 +16,7 @@ const EXPERIMENTER: u16 = 0xffff;
 /// Bit of a VLAN id that says that there is one, `OFPVID_PRESENT`. Without it, 0 (`OFPVID_NONE`) matches packets without a VLAN tag.
 pub const VLAN_PRESENT: u16 = 0x1000;
 
-/// A field of a packet, or of what the switch knows about it.
+/// A field of a packet, or of the metadata that the switch keeps with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
     /// Port where the packet came in.
@@ -428,7 +428,7 @@ impl OxmId {
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        // The length of a field of the specification is known. Some switches send 0.
+        // The field determines the length. Some switches send 0.
         let (mut id, _) = Self::read(r)?;
         if let Self::Other { class: EXPERIMENTER, experimenter, .. } = &mut id {
             *experimenter = Some(ExperimenterId(r.u32("oxm experimenter")?));

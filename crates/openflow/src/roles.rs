@@ -1,11 +1,11 @@
-//! Roles of the controllers of a switch. Source: OpenFlow 1.3.5 sections 6.3.6 and 7.3.9.
+//! Roles of the controllers of a switch. Source: OpenFlow 1.3.5 sections 6.3, "Multiple Controllers", and 7.3.9.
 
 use std::collections::BTreeMap;
 
 use crate::codes::ErrorCode;
 use crate::switch::{Role, RoleMessage};
 
-/// Value of `generation_id` while no election is known.
+/// Value of `generation_id` before the first election.
 const NO_GENERATION: u64 = u64::MAX;
 
 /// The roles of all controllers of one switch. `C` identifies a connection.

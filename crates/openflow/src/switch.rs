@@ -1,4 +1,4 @@
-//! What controllers and switches say about themselves: hello, errors, features, configuration, roles, experimenters' messages.
+//! Hello, errors, features, configuration, roles, asynchronous messages, and experimenters' messages.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ use crate::wire::{Part, Reader, Writer};
 
 /// The first message of both sides. Source: OpenFlow 1.3.5 section 7.5.1.
 ///
-/// The version of its header is the highest one that the sender supports. It may be one that this library does not know.
+/// The version of its header is the highest one that the sender supports. It may be one that this library does not support.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hello {
     /// Its elements.
@@ -227,7 +227,7 @@ impl SwitchConfig {
     }
 }
 
-/// Configures a table; 1.3 only. Source: OpenFlow 1.3.5 section 7.3.4 (`ofp_table_mod`).
+/// Configures a table; 1.3 only. Source: OpenFlow 1.3.5 section 7.3.3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableMod {
     /// The table, or [`TableId::ALL`].
@@ -250,7 +250,7 @@ impl TableMod {
     }
 }
 
-/// The role of a controller; 1.3 only. Source: OpenFlow 1.3.5 sections 6.3.6 and 7.3.9.
+/// The role of a controller; 1.3 only. Source: OpenFlow 1.3.5 sections 6.3, "Multiple Controllers", and 7.3.9.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// A request does not change the role, but asks for it.
@@ -315,7 +315,8 @@ pub struct AsyncConfig {
 }
 
 impl Default for AsyncConfig {
-    /// A master, or equal, gets all but packets with an invalid TTL. A slave gets changes of ports. Source: OpenFlow 1.3.5 section 6.3.6.
+    /// A master, or equal, gets all but packets with an invalid TTL. A slave gets changes of ports. Source: OpenFlow 1.3.5 section 6.3,
+    /// "Multiple Controllers".
     fn default() -> Self {
         Self {
             packet_in: ReasonMasks { master: 0b11, slave: 0 },

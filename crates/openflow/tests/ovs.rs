@@ -27,8 +27,8 @@ use bytes::Bytes;
 use support::hex;
 use support::samples::{MAC, samples};
 
-/// Samples of which Open vSwitch does not know a part: experimenters, actions and tables, or emergency entries with time-outs.
-const UNKNOWN: [&str; 12] = [
+/// Samples that Open vSwitch does not support: experimenters, some actions and tables, emergency entries with time-outs.
+const UNSUPPORTED: [&str; 12] = [
     "os-ken/of13/error_experimenter",
     "os-ken/of13/experimenter",
     "os-ken/of13/flow_mod",
@@ -76,7 +76,7 @@ fn samples_are_understood() {
     if !decoder_exists() {
         return;
     }
-    for (name, version, message) in samples().iter().filter(|(name, ..)| !name.contains("field_") && !UNKNOWN.contains(&&name[..])) {
+    for (name, version, message) in samples().iter().filter(|(name, ..)| !name.contains("field_") && !UNSUPPORTED.contains(&&name[..])) {
         let printed = printed(*version, message);
         assert!(!printed.contains("***"), "{name}: {printed}");
     }
@@ -241,11 +241,11 @@ fn errors_are_understood() {
         return;
     }
     // Open vSwitch calls vendors what 1.3 calls experimenters, and has other names for some codes.
-    let known = |text: &str| text.contains("OFPHFC") || text.contains("OFPB") || text.contains("FC_");
+    let is_named = |text: &str| text.contains("OFPHFC") || text.contains("OFPB") || text.contains("FC_");
     for code in ErrorCode::all() {
         for version in Version::ALL.into_iter().filter(|version| code.numbers(*version).is_some()) {
             let printed = printed(version, &Message::Error(ErrorMessage { code, data: Bytes::new() }));
-            assert!(known(&printed) && !printed.contains("***decode"), "{code} of {version}: {printed}");
+            assert!(is_named(&printed) && !printed.contains("***decode"), "{code} of {version}: {printed}");
         }
     }
 }

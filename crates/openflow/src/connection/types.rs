@@ -33,7 +33,7 @@ pub struct Config {
     pub versions: Vec<Version>,
     /// Time for hello and, at the controller, features.
     pub handshake_timeout: Duration,
-    /// Silence of the peer after which an echo request asks whether it is there.
+    /// Silence of the peer after which an echo request is sent.
     pub echo_interval: Duration,
     /// Silence after this echo request that ends the connection.
     pub echo_timeout: Duration,
@@ -77,7 +77,7 @@ pub enum Event {
     Ready {
         /// The version of this connection.
         version: Version,
-        /// What the switch is; at the controller only.
+        /// The switch's features; at the controller only.
         features: Option<Box<Features>>,
     },
     /// The peer sent a message that is no reply to a request of this side. If it is a request, [`super::Connection::respond`] answers it.
@@ -150,8 +150,8 @@ pub enum CloseReason {
     /// The peer refused the hello.
     #[error("the peer refused the hello: {}", .0.code)]
     Refused(ErrorMessage),
-    /// The switch did not say what it is.
-    #[error("the switch refused to describe itself: {}", .0.code)]
+    /// The switch refused the request for its features.
+    #[error("the switch refused the request for its features: {}", .0.code)]
     NoFeatures(ErrorMessage),
     /// A message of the handshake is malformed.
     #[error("malformed handshake: {0}")]

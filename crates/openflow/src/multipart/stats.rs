@@ -239,7 +239,7 @@ impl AggregateStats {
 pub struct TableStats {
     /// The table.
     pub table: TableId,
-    /// What 1.0 says about it besides; exactly in 1.0. In 1.3 the table's features do.
+    /// Fields that only 1.0 has. They are required there. In 1.3 the table's features contain them.
     pub v10: Option<TableV10>,
     /// Number of entries.
     pub active: u32,
@@ -249,7 +249,7 @@ pub struct TableStats {
     pub matched: Option<u64>,
 }
 
-/// What 1.0 says about a table besides statistics.
+/// Fields of a table's statistics that only 1.0 has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableV10 {
     /// Its name, at most 32 bytes.
