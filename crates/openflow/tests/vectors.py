@@ -3,7 +3,7 @@
 Three sources, all independent of the crate:
 
     captured/  messages that os-ken's own tests read, of Open vSwitch, LINC (Erlang) and others
-    os-ken/    messages that os-ken encodes; tests/samples.rs has the same messages
+    os-ken/    messages that os-ken encodes; support/samples.rs has the same messages
     manual/    messages of switches with OpenFlow 1.0, which os-ken only decodes, packed here as the specification (OpenFlow 1.0.1) lays them out
 
 os-ken must decode the last ones too. To write the file anew:

@@ -1,5 +1,4 @@
 //! Counts the memory that this thread has allocated and not freed, and its peak, so that tests can measure them.
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -38,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// Calls `act`. Returns by how many bytes the memory of this thread grew at most meanwhile, and the result.
-pub fn peak<T>(act: impl FnOnce() -> T) -> (isize, T) {
+pub(crate) fn peak<T>(act: impl FnOnce() -> T) -> (isize, T) {
     let before = HELD.with(Cell::get);
     PEAK.with(|peak| peak.set(before));
     let result = act();

@@ -1,5 +1,4 @@
 //! Any message, for property tests: one strategy for each structure. With 1.0 a message has only what that version can express.
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use std::time::Duration;
 
@@ -28,11 +27,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 /// A version and a message that it can express.
-pub fn any_message() -> impl Strategy<Value = (Version, Message)> {
+pub(crate) fn any_message() -> impl Strategy<Value = (Version, Message)> {
     prop::sample::select(Version::ALL.to_vec()).prop_flat_map(|version| (Just(version), message(version)))
 }
 
-pub fn message(version: Version) -> BoxedStrategy<Message> {
+pub(crate) fn message(version: Version) -> BoxedStrategy<Message> {
     let shared = prop_oneof![
         2 => hello().prop_map(Message::Hello),
         2 => error(version).prop_map(Message::Error),
@@ -251,7 +250,7 @@ fn fields_1_3() -> Vec<Field> {
     Field::all().filter(|field| field.number().is_some()).collect()
 }
 
-pub fn matching(version: Version) -> BoxedStrategy<Match> {
+pub(crate) fn matching(version: Version) -> BoxedStrategy<Match> {
     if version == Version::V1_0 {
         return match_1_0().boxed();
     }

@@ -1,5 +1,5 @@
 //! Entry points for the corpus and the fuzzer.
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
+#![allow(unreachable_pub, reason = "the fuzzer includes this file")]
 
 use std::time::Duration;
 

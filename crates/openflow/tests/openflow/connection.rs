@@ -1,10 +1,8 @@
 //! Both sides of a connection: handshake, requests, barriers, keep-alive, errors, roles and the end.
 
-#[path = "support/pair.rs"]
-mod pair;
-
 use std::time::Duration;
 
+use crate::support::pair::{Pair, features};
 use braid_model::ByteCount;
 use braid_openflow::flow::{FlowMod, PacketIn, PacketReason};
 use braid_openflow::ids::{Cookie, PortNo, TableId, Xid};
@@ -17,7 +15,6 @@ use braid_openflow::{
     Version,
 };
 use bytes::Bytes;
-use pair::{Pair, features};
 use proptest::prelude::*;
 
 const BOTH: &[Version] = &Version::ALL;

@@ -1,13 +1,11 @@
 //! Messages of other implementations decode to what they mean, and encode to the same bytes. `vectors.py` writes `vectors.txt`.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::support::samples::samples;
+use crate::support::{hex, vectors};
 use braid_openflow::ids::Xid;
 use braid_openflow::{Message, MessageKind, Version};
-use support::samples::samples;
-use support::{hex, vectors};
 
 /// Vectors that decode to the same message as other bytes. In 1.0, 32 to 63 wildcard bits of an address mean the same. In the features of a table,
 /// the length of a field is 0 or that of its value.

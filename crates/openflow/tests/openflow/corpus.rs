@@ -2,13 +2,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "the corpus consists of files")]
 
-#[path = "support/entry.rs"]
-mod entry;
-mod support;
-
 use std::path::{Path, PathBuf};
 
-use support::vectors;
+use crate::support::{entry, vectors};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus")
@@ -87,7 +83,7 @@ fn random_scripts_do_not_break_connections() {
     }
 }
 
-/// Rewrites the corpus, except files that the fuzzer found: `cargo test -p braid-openflow --test corpus -- --ignored`.
+/// Rewrites the corpus, except files that the fuzzer found: `cargo test -p braid-openflow write_the_corpus -- --ignored`.
 #[test]
 #[ignore = "writes files"]
 fn write_the_corpus() {

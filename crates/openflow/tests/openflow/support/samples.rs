@@ -1,5 +1,4 @@
 //! The messages that `vectors.py` encodes, by the names of their vectors.
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -25,7 +24,7 @@ use braid_openflow::switch::{
 use braid_openflow::{ErrorCode, Message, Version};
 use bytes::Bytes;
 
-pub const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+pub(crate) const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const EXPERIMENTER: ExperimenterId = ExperimenterId(0x00ab_cdef);
 
 fn text(bytes: &'static [u8]) -> Bytes {
@@ -476,7 +475,7 @@ fn switch_samples_1_0() -> Vec<(&'static str, Message)> {
 }
 
 /// Name of the vector, version and message of each sample.
-pub fn samples() -> Vec<(String, Version, Message)> {
+pub(crate) fn samples() -> Vec<(String, Version, Message)> {
     let fields = fields_1_3().into_iter().map(|oxm| {
         let name = oxm.field().expect("a field of the specification").name();
         (format!("os-ken/of13/field_{name}"), Version::V1_3, flow_with([oxm]))

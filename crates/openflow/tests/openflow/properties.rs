@@ -1,7 +1,6 @@
 //! Every message that a version can express decodes to itself, and what it cannot express is refused.
 
-mod support;
-
+use crate::support::any::{any_message, matching, message};
 use braid_openflow::flags::FlowFlags;
 use braid_openflow::flow::FlowMod;
 use braid_openflow::ids::{GroupId, TableId, Xid};
@@ -9,7 +8,6 @@ use braid_openflow::matching::Match;
 use braid_openflow::oxm::{Field, Oxm};
 use braid_openflow::{Header, Message, Unfit, Version};
 use proptest::prelude::*;
-use support::any::{any_message, matching, message};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, max_shrink_iters: 2000, ..ProptestConfig::default() })]

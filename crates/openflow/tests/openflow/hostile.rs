@@ -1,12 +1,8 @@
 //! Malformed messages cause errors, neither panics nor large allocations.
 
-#[path = "support/memory.rs"]
-mod memory;
-mod support;
-
+use crate::support::{memory, unhex, vectors};
 use braid_openflow::{DecodeError, ErrorCode, Header, Message, Reason, Version};
 use bytes::Bytes;
-use support::{unhex, vectors};
 
 /// The most bytes that a decoded message takes for one byte on the wire. Fields without content, four bytes each, take the most.
 const EXPANSION: isize = 64;

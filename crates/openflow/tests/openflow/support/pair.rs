@@ -1,5 +1,4 @@
 //! Both sides of a connection, joined by queues of bytes.
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use std::time::Duration;
 
@@ -8,26 +7,26 @@ use braid_openflow::ids::DatapathId;
 use braid_openflow::switch::Features;
 use braid_openflow::{Config, Connection, Event, Message, Side, Version};
 
-pub struct Pair {
-    pub now: Time,
-    pub controller: Connection,
-    pub switch: Connection,
+pub(crate) struct Pair {
+    pub(crate) now: Time,
+    pub(crate) controller: Connection,
+    pub(crate) switch: Connection,
     /// Bytes on the way to the controller, and to the switch.
-    pub to_controller: Vec<u8>,
-    pub to_switch: Vec<u8>,
+    pub(crate) to_controller: Vec<u8>,
+    pub(crate) to_switch: Vec<u8>,
 }
 
-pub fn features() -> Features {
+pub(crate) fn features() -> Features {
     Features { datapath: DatapathId(42), buffers: 0, tables: 4, auxiliary: 0, capabilities: Default::default(), actions: 0, ports: vec![] }
 }
 
 impl Pair {
-    pub fn new(controller: &[Version], switch: &[Version]) -> Self {
+    pub(crate) fn new(controller: &[Version], switch: &[Version]) -> Self {
         let config = |side, versions: &[Version]| Config { versions: versions.to_vec(), ..Config::new(side) };
         Self::with(config(Side::Controller, controller), config(Side::Switch, switch))
     }
 
-    pub fn with(controller: Config, switch: Config) -> Self {
+    pub(crate) fn with(controller: Config, switch: Config) -> Self {
         let now = Time::from_millis(1000);
         Self {
             now,
@@ -39,7 +38,7 @@ impl Pair {
     }
 
     /// A pair whose handshake is done. Its first events are gone.
-    pub fn ready(version: Version) -> Self {
+    pub(crate) fn ready(version: Version) -> Self {
         let mut pair = Self::new(&[version], &[version]);
         let (controller, switch) = pair.exchange();
         assert!(matches!(&controller[..], [Event::Ready { .. }]) && matches!(&switch[..], [Event::Ready { .. }]));
@@ -47,13 +46,13 @@ impl Pair {
     }
 
     /// Moves all waiting bytes to the queues.
-    pub fn collect(&mut self) {
+    pub(crate) fn collect(&mut self) {
         self.controller.poll_output(&mut self.to_switch);
         self.switch.poll_output(&mut self.to_controller);
     }
 
     /// Delivers bytes until none is left, and answers requests for features. Returns the other events of the controller and of the switch.
-    pub fn exchange(&mut self) -> (Vec<Event>, Vec<Event>) {
+    pub(crate) fn exchange(&mut self) -> (Vec<Event>, Vec<Event>) {
         let (mut controller, mut switch) = (Vec::new(), Vec::new());
         loop {
             self.collect();
@@ -76,7 +75,7 @@ impl Pair {
     }
 
     /// Lets time pass, without delivering anything.
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
         for side in [&mut self.controller, &mut self.switch] {
             if side.poll_timeout().is_some_and(|due| due <= self.now) {

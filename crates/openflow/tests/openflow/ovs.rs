@@ -2,12 +2,12 @@
 
 #![allow(clippy::disallowed_methods, reason = "runs ovs-ofctl")]
 
-mod support;
-
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::support::hex;
+use crate::support::samples::{MAC, samples};
 use braid_model::ByteCount;
 use braid_openflow::action::{Action, Instruction};
 use braid_openflow::flags::{FlowFlags, GroupCapabilities, MeterFlags, PortConfig, PortFeatures, PortState};
@@ -24,8 +24,6 @@ use braid_openflow::port::{Port, PortReason, PortStatus, Queue, QueueConfig, Que
 use braid_openflow::switch::{AsyncConfig, ErrorMessage, Features, Hello, Role, RoleMessage};
 use braid_openflow::{ErrorCode, Message, Version};
 use bytes::Bytes;
-use support::hex;
-use support::samples::{MAC, samples};
 
 /// Samples that Open vSwitch does not support: experimenters, some actions and tables, emergency entries with time-outs.
 const UNSUPPORTED: [&str; 12] = [

@@ -1,0 +1,9 @@
+//! Tests of the messages and of both sides of a connection. One program, so that it is linked once.
+
+mod connection;
+mod corpus;
+mod hostile;
+mod ovs;
+mod properties;
+mod support;
+mod vectors;
