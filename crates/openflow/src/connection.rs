@@ -14,7 +14,7 @@ use crate::codes::ErrorCode;
 use crate::error::DecodeError;
 use crate::frame::Splitter;
 use crate::ids::Xid;
-use crate::message::{Header, Message, MessageKind, Sender};
+use crate::message::{HEADER, Header, Message, MessageKind, Sender};
 use crate::multipart::{MultipartReply, MultipartRequest, ReplyBody, RequestBody};
 use crate::reassembly::{Joined, Reassembly};
 use crate::switch::{AsyncConfig, ErrorMessage, Hello, Role};
@@ -196,10 +196,25 @@ impl Connection {
         Ok(xid)
     }
 
-    /// Answers a request of the peer. A reply in several parts is sent by several calls.
+    /// Answers a request of the peer. A reply in several parts is sent by several calls. An error is sent by [`Self::refuse`].
     pub fn respond(&mut self, xid: Xid, message: Message) -> Result<(), SendError> {
         let version = self.sendable(message.kind())?;
         Ok(message.encode(version, xid, &mut self.output)?)
+    }
+
+    /// Refuses a request of the peer: answers it with an error that repeats its first 64 bytes, as the specification demands. Source: OpenFlow 1.3.5
+    /// section 7.4.4. Open vSwitch finds the request by these bytes.
+    pub fn refuse(&mut self, xid: Xid, code: ErrorCode, request: &Message) -> Result<(), SendError> {
+        let version = self.sendable(MessageKind::Error)?;
+        let mut data = Vec::new();
+        if request.encode(version, xid, &mut data).is_err() {
+            // A request that came in several parts may be too long for one message: its header remains.
+            let number = request.kind().number(version).unwrap_or_default();
+            data.extend_from_slice(&[version.wire(), number, 0, HEADER as u8]);
+            data.extend_from_slice(&xid.0.to_be_bytes());
+        }
+        data.truncate(ERROR_DATA);
+        self.respond(xid, Message::Error(ErrorMessage { code, data: data.into() }))
     }
 
     /// Sends an asynchronous message of a switch, unless the controller's role and configuration of asynchronous messages exclude it. Returns whether it
@@ -276,17 +291,17 @@ impl Connection {
         let (header, hello) = match decoded {
             Ok((header, Message::Hello(hello))) => (header, hello),
             Ok((_, Message::Error(error))) => return self.end(CloseReason::Refused(error)),
-            Ok((header, _)) => return self.refuse(header, "expected a hello", CloseReason::NoHello),
+            Ok((header, _)) => return self.refuse_hello(header, "expected a hello", CloseReason::NoHello),
             Err(error) => {
                 let header = Header::read(bytes);
                 return match header.filter(|header| header.kind != 0) {
-                    Some(header) => self.refuse(header, "expected a hello", CloseReason::NoHello),
+                    Some(header) => self.refuse_hello(header, "expected a hello", CloseReason::NoHello),
                     None => self.end(CloseReason::Malformed(Box::new(error))),
                 };
             }
         };
         let Some(version) = negotiate(&self.config.versions, header.version, hello.bitmap()) else {
-            return self.refuse(header, "no common version", CloseReason::NoCommonVersion(header.version));
+            return self.refuse_hello(header, "no common version", CloseReason::NoCommonVersion(header.version));
         };
         if self.config.side == Side::Switch {
             self.state = State::Ready { version };
@@ -299,7 +314,7 @@ impl Connection {
     }
 
     /// Answers that the hello failed, and ends the connection.
-    fn refuse(&mut self, header: Header, text: &'static str, reason: CloseReason) {
+    fn refuse_hello(&mut self, header: Header, text: &'static str, reason: CloseReason) {
         let version = Version::from_wire(header.version).filter(|version| self.config.versions.contains(version));
         let version = version.unwrap_or(self.newest());
         let error = ErrorMessage { code: ErrorCode::HelloFailedIncompatible, data: Bytes::from_static(text.as_bytes()) };

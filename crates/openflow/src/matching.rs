@@ -74,6 +74,14 @@ impl Match {
         (field.bits() == 128).then_some((value.into(), mask.into()))
     }
 
+    /// The match in the form that all matches with the same meaning have: fields in the order of their numbers, no mask of all bits, no field of which no
+    /// bit counts, no value outside its mask. Switches and controllers differ in these, so flow entries are compared in this form.
+    pub fn canonical(&self) -> Self {
+        let mut fields: Vec<Oxm> = self.fields.iter().filter_map(canonical).collect();
+        fields.sort();
+        Self { fields }
+    }
+
     /// Checks what the specification demands of a match beyond its encoding (OpenFlow 1.3.5 section 7.2.3.6): masks only where they are allowed, no
     /// value outside its mask, no field twice, and prerequisites before the fields that depend on them. The error is the one to answer with.
     pub fn check(&self) -> Result<(), ErrorCode> {
@@ -129,6 +137,17 @@ impl Match {
         let fields = decode_fields(&mut body)?;
         r.skip_to_8(from)?;
         Ok(Self { fields })
+    }
+}
+
+fn canonical(oxm: &Oxm) -> Option<Oxm> {
+    match oxm {
+        Oxm::Basic { mask: Some(0), .. } => None,
+        Oxm::Basic { field, value, mask: Some(mask) } => {
+            let mask = Some(*mask).filter(|mask| *mask != field.full_mask());
+            Some(Oxm::Basic { field: *field, value: value & mask.unwrap_or(u128::MAX), mask })
+        }
+        other => Some(other.clone()),
     }
 }
 
@@ -377,6 +396,20 @@ mod tests {
         for (fields, expected) in table {
             assert_eq!(Match::new(fields.iter().copied().cloned()).check(), expected, "{fields:?}");
         }
+    }
+
+    #[test]
+    fn matches_with_the_same_meaning_have_one_canonical_form() {
+        let (ip, port) = (Oxm::exact(Field::EthType, 0x0800u16), Oxm::in_port(PortNo(7)));
+        let plain = Match::new([port.clone(), ip.clone(), Oxm::masked(Field::EthSrc, 1u8, 1u8)]);
+        let odd = [
+            Oxm::masked(Field::Metadata, 5u8, 0u8),
+            Oxm::masked(Field::EthSrc, 3u8, 1u8),
+            Oxm::masked(Field::EthType, 0x0800u16, 0xffffu16),
+            port,
+        ];
+        assert_eq!(Match::new(odd).canonical(), plain.canonical());
+        assert_ne!(Match::new([ip]).canonical(), plain.canonical());
     }
 
     #[test]

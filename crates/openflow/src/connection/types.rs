@@ -80,7 +80,8 @@ pub enum Event {
         /// The switch's features; at the controller only.
         features: Option<Box<Features>>,
     },
-    /// The peer sent a message that is no reply to a request of this side. If it is a request, [`super::Connection::respond`] answers it.
+    /// The peer sent a message that is no reply to a request of this side. If it is a request, [`super::Connection::respond`] or
+    /// [`super::Connection::refuse`] answers it.
     Message {
         /// Number of its transaction.
         xid: Xid,

@@ -366,6 +366,32 @@ fn malformed_and_misplaced_messages_are_answered_with_errors() {
 }
 
 #[test]
+fn refusals_repeat_the_beginning_of_the_request() {
+    let mut pair = Pair::ready(Version::V1_3);
+    let long = Message::FlowMod(FlowMod { matching: Match::new([Oxm::vlan(Some(5)), Oxm::in_port(PortNo(1))]), ..FlowMod::default() });
+    for (request, length) in [(Message::GetConfigRequest, 8), (long, 64)] {
+        let asked = pair.controller.request(pair.now, request).unwrap();
+        let (_, at_switch) = pair.exchange();
+        let [Event::Message { xid, message }] = &at_switch[..] else { panic!("{at_switch:?}") };
+        pair.switch.refuse(*xid, ErrorCode::BadRequestEperm, message).unwrap();
+        let (at_controller, _) = pair.exchange();
+        let [Event::Failed { xid, error }] = &at_controller[..] else { panic!("{at_controller:?}") };
+        let repeated = bytes(Version::V1_3, 4, asked.0, message);
+        assert_eq!((*xid, &error.data[..]), (asked, &repeated[..length]));
+    }
+    // A request in parts may be too long for one message.
+    let request = RequestBody::Experimenter(braid_openflow::switch::Experimenter {
+        experimenter: braid_openflow::ids::ExperimenterId(1),
+        exp_type: Some(2),
+        data: vec![0; 70_000].into(),
+    });
+    pair.switch.refuse(Xid(9), ErrorCode::BadRequestBadExperimenter, &Message::MultipartRequest(MultipartRequest::new(request))).unwrap();
+    let (at_controller, _) = pair.exchange();
+    let [Event::Message { message, .. }] = &at_controller[..] else { panic!("{at_controller:?}") };
+    assert!(matches!(&**message, Message::Error(error) if error.data[..] == [4, 18, 0, 8, 0, 0, 0, 9]));
+}
+
+#[test]
 fn errors_that_1_0_lacks_become_bad_type() {
     let mut pair = Pair::ready(Version::V1_0);
     let mut malformed =

@@ -3,6 +3,7 @@
 mod connection;
 mod corpus;
 mod hostile;
+mod live;
 mod ovs;
 mod properties;
 mod support;

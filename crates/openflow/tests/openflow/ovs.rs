@@ -42,7 +42,7 @@ const UNSUPPORTED: [&str; 12] = [
 ];
 
 /// Whether Open vSwitch's decoder is there. In CI it must be.
-fn decoder_exists() -> bool {
+pub(crate) fn decoder_exists() -> bool {
     let found = Command::new("ovs-ofctl").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let found = found.is_ok_and(|status| status.success());
     assert!(found || std::env::var_os("CI").is_none(), "ovs-ofctl is missing: run lab/install-deps.sh");
