@@ -82,10 +82,14 @@ impl Match {
         Self { fields }
     }
 
-    /// Checks what the specification demands of a match beyond its encoding (OpenFlow 1.3.5 section 7.2.3.6): masks only where they are allowed, no
-    /// value outside its mask, no field twice, and prerequisites before the fields that depend on them. The error is the one to answer with.
+    /// Checks what the specification demands of a match beyond its encoding (OpenFlow 1.3.5 section 7.2.3.6): no fields of later versions, masks only
+    /// where they are allowed, no value outside its mask, no field twice, and prerequisites before the fields that depend on them. The error is the one
+    /// to answer with. Fields of other classes pass.
     pub fn check(&self) -> Result<(), ErrorCode> {
         for (place, oxm) in self.fields.iter().enumerate() {
+            if oxm.is_undefined() {
+                return Err(ErrorCode::BadMatchBadField);
+            }
             let Oxm::Basic { field, value, mask } = oxm else { continue };
             let before = self.fields.get(..place).unwrap_or_default();
             if before.iter().any(|other| other.field() == Some(*field)) {
@@ -379,11 +383,14 @@ mod tests {
         let (ip, tcp) = (Oxm::exact(Field::EthType, 0x0800u16), Oxm::exact(Field::IpProto, 6u8));
         let port = Oxm::exact(Field::TcpDst, 80u16);
         let pcp = Oxm::exact(Field::VlanPcp, 3u8);
+        let other = |class| Oxm::Other { class, field: 44, masked: false, body: bytes::Bytes::new() };
         let any_tag = Oxm::masked(Field::VlanVid, VLAN_PRESENT, VLAN_PRESENT);
-        let table: [(&[&Oxm], Result<(), ErrorCode>); 11] = [
+        let table: [(&[&Oxm], Result<(), ErrorCode>); 13] = [
             (&[], Ok(())),
             (&[&ip, &tcp, &port], Ok(())),
             (&[&any_tag, &pcp], Ok(())),
+            (&[&other(1)], Ok(())),
+            (&[&other(0x8000)], Err(ErrorCode::BadMatchBadField)),
             (&[&ip, &port], Err(ErrorCode::BadMatchBadPrereq)),
             (&[&port, &ip, &tcp], Err(ErrorCode::BadMatchBadPrereq)),
             (&[&Oxm::exact(Field::EthType, 0x0806u16), &tcp], Err(ErrorCode::BadMatchBadPrereq)),

@@ -238,7 +238,8 @@ pub enum Oxm {
         /// The bits to compare, if not all.
         mask: Option<u128>,
     },
-    /// A field of another class: Nicira's (classes 0 and 1) or an experimenter's.
+    /// A field of another class, Nicira's (classes 0 and 1) or an experimenter's, or one that only later versions have, which Open vSwitch announces
+    /// for 1.3 too.
     Other {
         /// The class; 0xffff for experimenters.
         class: u16,
@@ -290,6 +291,11 @@ impl Oxm {
         Self::exact(Field::VlanVid, id.map_or(0, |id| id | VLAN_PRESENT))
     }
 
+    /// Whether the field belongs to the class of the specification, which does not define it.
+    pub(crate) fn is_undefined(&self) -> bool {
+        matches!(self, Self::Other { class: BASIC, .. })
+    }
+
     /// The field of the specification.
     pub fn field(&self) -> Option<Field> {
         match self {
@@ -325,7 +331,7 @@ impl Oxm {
             Self::Other { class, field, masked, body } => {
                 let length = u8::try_from(body.len()).map_err(|_| w.fail("oxm body", Unfit::Long(body.len())))?;
                 let lacks_experimenter = *class == EXPERIMENTER && length < 4;
-                if *class == BASIC || *field > 127 || lacks_experimenter {
+                if is_basic(*class, *field) || *field > 127 || lacks_experimenter {
                     return Err(w.fail("oxm header", Unfit::Range));
                 }
                 w.u16(*class);
@@ -359,6 +365,11 @@ impl Oxm {
     }
 }
 
+/// Whether this is a field of the specification.
+fn is_basic(class: u16, number: u8) -> bool {
+    class == BASIC && Field::from_number(number).is_some()
+}
+
 fn read_value(r: &mut Reader<'_>, field: Field) -> Result<u128, DecodeError> {
     let value = r.uint(field.name(), field.size())?;
     if value > field.full_mask() {
@@ -377,7 +388,7 @@ pub enum OxmId {
         /// Whether it may have a mask.
         masked: bool,
     },
-    /// A field of another class.
+    /// A field of another class, or of a later version.
     Other {
         /// The class; 0xffff for experimenters.
         class: u16,
@@ -397,11 +408,11 @@ impl OxmId {
     fn read(r: &mut Reader<'_>) -> Result<(Self, u8), DecodeError> {
         let (class, number, length) = (r.u16("oxm class")?, r.u8("oxm field")?, r.u8("oxm length")?);
         let (field, masked) = (number >> 1, number & 1 == 1);
-        if class != BASIC {
-            return Ok((Self::Other { class, field, masked, length, experimenter: None }, length));
-        }
-        let field = Field::from_number(field).ok_or_else(|| r.unknown("oxm field", 2, field))?;
-        Ok((Self::Basic { field, masked }, length))
+        let id = match Field::from_number(field).filter(|_| class == BASIC) {
+            Some(field) => Self::Basic { field, masked },
+            None => Self::Other { class, field, masked, length, experimenter: None },
+        };
+        Ok((id, length))
     }
 
     pub(crate) fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
@@ -413,7 +424,7 @@ impl OxmId {
                 w.u8((field.size() * if *masked { 2 } else { 1 }) as u8);
             }
             Self::Other { class, field, masked, length, experimenter } => {
-                if *class == BASIC || *field > 127 || experimenter.is_some() != (*class == EXPERIMENTER) {
+                if is_basic(*class, *field) || *field > 127 || experimenter.is_some() != (*class == EXPERIMENTER) {
                     return Err(w.fail("oxm header", Unfit::Range));
                 }
                 w.u16(*class);

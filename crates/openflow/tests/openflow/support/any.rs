@@ -237,8 +237,9 @@ fn basic(field: Field) -> impl Strategy<Value = Oxm> {
 }
 
 fn other_oxm() -> impl Strategy<Value = Oxm> {
-    let class = prop_oneof![0u16..3, Just(0xffff)];
-    (class, 0u8..128, any::<bool>(), vec(any::<u8>(), 4..20)).prop_map(|(class, field, masked, body)| Oxm::Other {
+    // The specification defines the first forty fields of class 0x8000.
+    let class = prop_oneof![0u16..3, Just(0x8000), Just(0xffff)];
+    (class, 40u8..128, any::<bool>(), vec(any::<u8>(), 4..20)).prop_map(|(class, field, masked, body)| Oxm::Other {
         class,
         field,
         masked,
