@@ -1,5 +1,5 @@
 //! Entry points for the corpus and the fuzzer.
-#![allow(unreachable_pub, reason = "the fuzzer includes this file")]
+#![allow(dead_code, unreachable_pub, reason = "each target of the fuzzer uses a part")]
 
 use std::time::Duration;
 

@@ -401,9 +401,28 @@ fn switch_samples_1_0() -> Vec<(&'static str, Message)> {
         bytes: Some(ByteCount::new(2000)),
         matching: matching.clone(),
     };
+    let queue = |id, property| Queue { id: QueueId(id), port: PortNo(7), properties: vec![property] };
+    let queues = vec![queue(1, QueueProperty::MinRate(Permille(500))), queue(2, QueueProperty::None)];
+    vec![
+        ("vendor", Message::Experimenter(experimenter(None))),
+        ("features_reply", Message::FeaturesReply(features)),
+        ("get_config_reply", Message::GetConfigReply(SwitchConfig { flags: ConfigFlags::NONE, miss_send_len: MaxLen(128) })),
+        ("packet_in", Message::PacketIn(packet)),
+        ("flow_removed", Message::FlowRemoved(removed)),
+        ("port_status", Message::PortStatus(PortStatus { reason: PortReason::Modify, port })),
+        ("vendor_request", request(RequestBody::Experimenter(experimenter(None)))),
+        ("vendor_reply", reply(ReplyBody::Experimenter(experimenter(None)))),
+        ("barrier_reply", Message::BarrierReply),
+        ("queue_get_config_reply", Message::QueueConfigReply(QueueConfig { port: PortNo(7), queues })),
+    ]
+}
+
+/// The statistics that a switch sends with 1.0.
+fn stats_samples_1_0() -> Vec<(&'static str, Message)> {
+    let matching = Match::new([Oxm::in_port(PortNo(7)), Oxm::exact(Field::EthType, 0x800u16)]);
     let entry = FlowStats {
         table: TableId(1),
-        duration,
+        duration: Some(Duration::new(5, 600)),
         priority: 100,
         idle_timeout: Seconds(10),
         hard_timeout: Seconds(20),
@@ -451,26 +470,14 @@ fn switch_samples_1_0() -> Vec<(&'static str, Message)> {
         tx_errors: Some(1),
         duration: None,
     };
-    let queue = |id, property| Queue { id: QueueId(id), port: PortNo(7), properties: vec![property] };
-    let queues = vec![queue(1, QueueProperty::MinRate(Permille(500))), queue(2, QueueProperty::None)];
     let flows = MultipartReply { more: true, body: ReplyBody::Flow(vec![entry.clone(), entry]) };
     vec![
-        ("vendor", Message::Experimenter(experimenter(None))),
-        ("features_reply", Message::FeaturesReply(features)),
-        ("get_config_reply", Message::GetConfigReply(SwitchConfig { flags: ConfigFlags::NONE, miss_send_len: MaxLen(128) })),
-        ("packet_in", Message::PacketIn(packet)),
-        ("flow_removed", Message::FlowRemoved(removed)),
-        ("port_status", Message::PortStatus(PortStatus { reason: PortReason::Modify, port })),
-        ("vendor_request", request(RequestBody::Experimenter(experimenter(None)))),
         ("desc_reply", reply(ReplyBody::Description(Box::new(description)))),
         ("flow_reply", Message::MultipartReply(flows)),
         ("aggregate_reply", reply(ReplyBody::Aggregate(AggregateStats { traffic: traffic(1000, 2000), flows: 3 }))),
         ("table_reply", reply(ReplyBody::Table(vec![table]))),
         ("port_reply", reply(ReplyBody::Port(vec![port_stats]))),
         ("queue_reply", reply(ReplyBody::Queue(vec![queue_stats]))),
-        ("vendor_reply", reply(ReplyBody::Experimenter(experimenter(None)))),
-        ("barrier_reply", Message::BarrierReply),
-        ("queue_get_config_reply", Message::QueueConfigReply(QueueConfig { port: PortNo(7), queues })),
     ]
 }
 
@@ -486,5 +493,6 @@ pub(crate) fn samples() -> Vec<(String, Version, Message)> {
     let v13 = named("os-ken/of13", Version::V1_3, samples_1_3());
     let v10 = named("os-ken/of10", Version::V1_0, samples_1_0());
     let switch = named("manual/of10", Version::V1_0, switch_samples_1_0());
-    v13.chain(fields).chain(v10).chain(switch).collect()
+    let stats = named("manual/of10", Version::V1_0, stats_samples_1_0());
+    v13.chain(fields).chain(v10).chain(switch).chain(stats).collect()
 }
