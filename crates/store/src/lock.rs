@@ -306,6 +306,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_reserved_is_free_again_once_it_is_dropped() {
+        let name = format!("braid test reservation {}", std::process::id());
+        let reservation = reserve(&name).unwrap();
+        assert!(reservation.is_some());
+        assert!(matches!(reserve(&name), Err(Holder::Known { .. })));
+        drop(reservation);
+        assert!(reserve(&name).unwrap().is_some());
+    }
+
+    #[test]
     fn regression_the_services_user_is_trusted() {
         let users =
             "root:x:0:0:root:/root:/bin/sh\nbraid-relay:x:996:996::/:/sbin/nologin\nbraid:x:997:997:Braid:/var/lib/braid:/sbin/nologin\n";

@@ -607,6 +607,31 @@ fn what_cannot_be_a_device_or_a_radio_is_named() {
 }
 
 #[test]
+fn a_radio_belongs_to_one_device() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let first = start(&lab, 0, "");
+    // Another process, with a socket of its own.
+    let socket = lab.directory().join("second.socket");
+    let mut up = adhoc_host(&lab, 0).command(braid()).unwrap();
+    let mut second = up.args(["adhoc", "up", "--name", "vi1", "--radio", "wlan0", "--socket"]).arg(&socket).spawn().unwrap();
+    let radio = || -> Option<Value> {
+        let mut status = adhoc_host(&lab, 0).command(braid()).unwrap();
+        let output = status.args(["adhoc", "--json"]).env("BRAID_SOCKET", &socket).output().unwrap();
+        Some(serde_json::from_slice::<Value>(&output.stdout).ok()?["radios"][0].clone())
+    };
+    let reason = || radio().and_then(|radio| Some(radio["reason"].as_str()?.to_owned())).unwrap_or_default();
+    eventually("the radio is refused", || reason().contains("another ad-hoc device uses it"));
+    assert_eq!(radio().unwrap()["up"], false);
+    drop(first);
+    eventually("the radio is free, and tried again", || radio().is_some_and(|radio| radio["up"] == true));
+    second.kill().unwrap();
+    second.wait().unwrap();
+}
+
+#[test]
 fn a_flood_of_made_up_addresses_leaves_the_living_neighbours() {
     if !able() {
         return;

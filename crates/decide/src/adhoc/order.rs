@@ -220,12 +220,14 @@ impl<T> Order<T> {
 
     /// Whether there is room for one more flow of this neighbour.
     fn has_room(&mut self, now: Time, neighbour: Mac) -> bool {
-        if self.flows.len() >= MAX_FLOWS && now.since(self.cleaned) >= FORGOTTEN {
+        let has_room = |flows: &BTreeMap<(Mac, u16), Flow<T>>| {
+            flows.len() < MAX_FLOWS && flows.range((neighbour, 0)..=(neighbour, u16::MAX)).nth(MAX_FLOWS_OF_ONE - 1).is_none()
+        };
+        if !has_room(&self.flows) && now.since(self.cleaned) >= FORGOTTEN {
             self.flows.retain(|_, flow| !flow.waiting.is_empty() || now.since(flow.last) < FORGOTTEN);
             self.cleaned = now;
         }
-        let of_one = self.flows.range((neighbour, 0)..=(neighbour, u16::MAX)).take(MAX_FLOWS_OF_ONE).count();
-        self.flows.len() < MAX_FLOWS && of_one < MAX_FLOWS_OF_ONE
+        has_room(&self.flows)
     }
 
     /// Delivers what has waited long enough. Returns when it must be called again; `None`: nothing waits.
@@ -310,9 +312,15 @@ mod tests {
                 order.on_frame(at(0), PEER, Number { radio, flow, sequence }, (), PATIENCE, |()| count += 1);
             }
         }
-        assert!(order.flows.len() <= MAX_FLOWS && order.waiting <= MAX_WAITING, "{} {}", order.flows.len(), order.waiting);
+        assert!(order.flows.len() == MAX_FLOWS_OF_ONE && order.waiting <= MAX_WAITING, "{} {}", order.flows.len(), order.waiting);
+        for neighbour in 0..=200 {
+            for flow in 0..100 {
+                order.on_frame(at(0), Mac([2, 0, 0, 0, 1, neighbour]), Number { radio: 0, flow, sequence: 0 }, (), PATIENCE, |()| {});
+            }
+        }
+        assert_eq!(order.flows.len(), MAX_FLOWS);
         order.expire(at(5000), |()| count += 1);
-        assert!(order.waiting == 0);
+        assert!(order.has_room(at(5000), PEER) && order.flows.is_empty() && order.waiting == 0);
         assert_eq!(count, 3 * 65_536);
     }
 
