@@ -101,11 +101,12 @@ pub fn uses(lab: &Lab, stream: &mut TcpStream, link: usize) {
 pub const MOVES: &str =
     "scheduler = \"round-robin\"\n[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 7000 }\ncarry = \"direct\"\n";
 
-/// Waits until the flow to `server` can move, and returns its id.
+/// Waits until the newest flow to `server` can move, and returns its id. An earlier flow of datagrams is listed for a while after its end.
 pub fn movable(up: &Up<'_>, server: SocketAddr) -> String {
     let mut id = String::new();
     eventually("the flow can move", || {
-        let flow = up.flows().into_iter().find(|flow| flow["remote"] == server.to_string()).unwrap_or_default();
+        let flows = up.flows().into_iter().filter(|flow| flow["remote"] == server.to_string());
+        let flow = flows.min_by_key(|flow| flow["age_ms"].as_u64()).unwrap_or_default();
         id = flow["id"].to_string();
         up.explain_flow(&id).contains("can change its link")
     });
