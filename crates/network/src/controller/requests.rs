@@ -1,0 +1,174 @@
+//! Requests of operators, and reports of clients.
+
+use braid_model::{Mac, Time};
+
+use super::{Controller, Request, RequestError, Scope};
+use crate::frame;
+use crate::ids::{Access, AccessId, FlowId, FlowSpec, GroupSpec};
+use crate::mobility::{ChosenFlow, FlowMode, HostEvent, Notice, Report};
+use crate::rules::Owner;
+
+/// Most signals of one report.
+const MAX_SIGNALS: usize = 64;
+const TCP: u8 = 6;
+
+impl Controller {
+    /// Does what an operator asks for. Routes follow at once, the rest as soon as the switches allow.
+    pub fn request(&mut self, now: Time, request: Request) -> Result<(), RequestError> {
+        match request {
+            Request::SetAccess(access) => self.set_access(access)?,
+            Request::RemoveAccess(id) => {
+                self.accesses.remove(&id).ok_or(RequestError::UnknownAccess(id))?;
+            }
+            Request::UseManager { scope, manager } => self.use_manager(scope, manager)?,
+            Request::SetSlice { host, slice } => {
+                let former = match slice {
+                    Some(slice) => self.slices.insert(host, slice),
+                    None => self.slices.remove(&host),
+                };
+                if former != slice {
+                    self.managers.values_mut().for_each(|manager| manager.forget(host));
+                }
+            }
+            Request::SetLimit { host, limit } => {
+                match limit {
+                    Some(limit) => self.limits.insert(host, limit),
+                    None => self.limits.remove(&host),
+                };
+                self.dirty.owners.extend([Owner::Host(host), Owner::Source(host)]);
+            }
+            Request::SetFlow { id, spec, mode } => self.set_flow(id, spec, mode)?,
+            Request::RemoveFlow(id) => {
+                self.flows.remove(&id);
+                self.end([Owner::Flow(id), Owner::Up(id)]);
+                self.dirty.owners.extend([Owner::Base, Owner::Broadcast]);
+            }
+            Request::SetGroup { id, spec } => self.set_group(id, spec)?,
+            Request::RemoveGroup(id) => {
+                self.groups.remove(&id);
+                self.end([Owner::Group(id)]);
+            }
+            Request::SetWeight { place, weight } => {
+                self.topology.set_weight(place, weight);
+                self.dirty.all = true;
+            }
+            Request::MoveHost { host, to } => {
+                let state = self.hosts.get(host).ok_or(RequestError::UnknownHost(host))?;
+                let access = *self.accesses.get(&to).ok_or(RequestError::UnknownAccess(to))?;
+                state.client.ok_or(RequestError::NoClient(host))?;
+                self.notices.push_back((host, Notice::GoTo { access: access.id, channel: access.channel }));
+            }
+        }
+        self.work(now);
+        Ok(())
+    }
+
+    /// A client tells the network something. The caller has checked that it is this client.
+    pub fn report(&mut self, now: Time, host: Mac, report: Report) -> Result<(), RequestError> {
+        match report {
+            Report::Hello(client) => {
+                self.hosts.introduce(host)?.client = Some(client);
+                self.attachments_changed(host);
+            }
+            Report::Entering(id) => {
+                self.access(id)?;
+                self.host_event(now, host, &HostEvent::Entering(id));
+            }
+            Report::Associated(id) => {
+                let access = self.access(id)?;
+                self.hosts.get(host).and_then(|host| host.client).ok_or(RequestError::NoClient(host))?;
+                if !self.topology.is_up(access.place) {
+                    return Err(RequestError::PortDown(access.place));
+                }
+                self.attach(now, host, access.place, access.kind);
+            }
+            Report::Dissociated(id) => {
+                let place = self.access(id)?.place;
+                self.detach(now, host, place);
+            }
+            Report::Signals(mut signals) => {
+                signals.truncate(MAX_SIGNALS);
+                let state = self.hosts.get_mut(host).ok_or(RequestError::UnknownHost(host))?;
+                for (id, signal) in &signals {
+                    let place = self.accesses.get(id).map(|access| access.place);
+                    if let Some(attachment) = place.and_then(|place| state.attachments.get_mut(&place)) {
+                        attachment.signal = Some(*signal);
+                    }
+                }
+                self.host_event(now, host, &HostEvent::Signals(signals));
+            }
+            Report::WantsMove(to) => {
+                to.map(|id| self.access(id)).transpose()?;
+                self.host_event(now, host, &HostEvent::WantsMove(to));
+            }
+        }
+        self.work(now);
+        Ok(())
+    }
+
+    fn access(&self, id: AccessId) -> Result<Access, RequestError> {
+        self.accesses.get(&id).copied().ok_or(RequestError::UnknownAccess(id))
+    }
+
+    fn set_access(&mut self, access: Access) -> Result<(), RequestError> {
+        if self.accesses.values().any(|other| other.place == access.place && other.id != access.id) {
+            return Err(RequestError::PlaceTaken(access.place));
+        }
+        self.accesses.insert(access.id, access);
+        Ok(())
+    }
+
+    fn use_manager(&mut self, scope: Scope, manager: String) -> Result<(), RequestError> {
+        if !self.managers.contains_key(&manager) {
+            return Err(RequestError::UnknownManager(manager));
+        }
+        let hosts: Vec<Mac> = match scope {
+            Scope::Host(host) => {
+                self.manager_of_host.insert(host, manager);
+                vec![host]
+            }
+            Scope::Slice(slice) => {
+                self.manager_of_slice.insert(slice, manager);
+                self.slices.iter().filter(|(_, own)| **own == slice).map(|(host, _)| *host).collect()
+            }
+        };
+        for host in hosts {
+            self.managers.values_mut().for_each(|manager| manager.forget(host));
+        }
+        Ok(())
+    }
+
+    fn set_flow(&mut self, id: FlowId, spec: FlowSpec, mode: FlowMode) -> Result<(), RequestError> {
+        let has_ports = matches!(spec.protocol, Some(TCP | frame::UDP));
+        if spec.port.is_some() && !has_ports {
+            return Err(RequestError::Invalid("a flow with a port needs protocol 6 (TCP) or 17 (UDP)"));
+        }
+        if let Some((other, _)) = self.flows.iter().find(|(other, flow)| **other != id && flow.spec == spec) {
+            return Err(RequestError::Overlap(*other));
+        }
+        let receiver = self.hosts.get(spec.to).ok_or(RequestError::UnknownHost(spec.to))?;
+        match mode {
+            FlowMode::Copies(_) if !receiver.client.is_some_and(|client| client.removes_duplicates) => {
+                return Err(RequestError::NoRemoval(spec.to));
+            }
+            FlowMode::Merged(place) if !self.topology.is_up(place) => return Err(RequestError::PortDown(place)),
+            _ => {}
+        }
+        self.flows.insert(id, ChosenFlow { spec, mode, placed: None });
+        self.end([if matches!(mode, FlowMode::Merged(_)) { Owner::Flow(id) } else { Owner::Up(id) }]);
+        self.dirty.owners.extend([Owner::Flow(id), Owner::Up(id), Owner::Base, Owner::Broadcast]);
+        Ok(())
+    }
+
+    fn set_group(&mut self, id: FlowId, spec: GroupSpec) -> Result<(), RequestError> {
+        let address =
+            frame::group_address(spec.address).ok_or(RequestError::Invalid("the address of a group must be a multicast address"))?;
+        let same = |group: &GroupSpec| frame::group_address(group.address) == Some(address);
+        if let Some((other, _)) = self.groups.iter().find(|(other, group)| **other != id && same(group)) {
+            return Err(RequestError::Overlap(*other));
+        }
+        self.groups.insert(id, spec);
+        self.dirty.owners.insert(Owner::Group(id));
+        Ok(())
+    }
+}

@@ -1,0 +1,319 @@
+//! Switches, ports and links.
+//!
+//! A link is usable once an LLDP frame has passed it in each direction. A port is an *edge port*, behind which there are hosts, if it has been up for a
+//! while and no such frame has left or arrived by it: a cable that is not yet known as a link would else carry broadcasts in circles. A cable between two
+//! ports of one switch makes neither a link nor edge ports.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use braid_model::Time;
+use braid_openflow::flags::{PortConfig, PortState};
+use braid_openflow::ids::{DatapathId, PortNo};
+use braid_openflow::port::Port;
+use bytes::Bytes;
+
+use crate::ids::Place;
+use crate::lldp::{Lldp, LldpError};
+use crate::paths::{Graph, Weight};
+
+/// A link in both directions. `one` is the smaller place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Link {
+    /// One end.
+    pub one: Place,
+    /// The other end.
+    pub other: Place,
+}
+
+/// What a frame or a port's new state changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    LinkFound(Link),
+    LinkLost(Link),
+    /// The port is no edge port, or not any more.
+    NoEdge(Place),
+    PortDown(Place),
+    PortUp(Place),
+}
+
+#[derive(Debug)]
+struct PortFacts {
+    name: String,
+    up: bool,
+    /// When it is an edge port, if no frame comes. It counts from the first frame that is sent.
+    edge_from: Time,
+    /// Whether a former controller knew a link here.
+    presumed: bool,
+    /// Switch at the other end of the last link.
+    peer: Option<DatapathId>,
+    /// Numbers of the last two LLDP frames.
+    sent: [u64; 2],
+}
+
+impl PortFacts {
+    fn may_be_edge(&self, now: Time, absent: &BTreeSet<DatapathId>) -> bool {
+        self.up && self.edge_from <= now && !self.presumed && self.peer.is_none_or(|peer| !absent.contains(&peer))
+    }
+}
+
+/// Where the LLDP frames of a port arrive.
+#[derive(Debug)]
+struct Heard {
+    at: Place,
+    /// Frames that were sent since the last one that arrived. Time alone would end all links when the clock jumps.
+    missed: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Topology {
+    lldp: Lldp,
+    switches: BTreeMap<DatapathId, BTreeMap<PortNo, PortFacts>>,
+    heard: BTreeMap<Place, Heard>,
+    weights: BTreeMap<Place, Weight>,
+    /// Switches that return no frames. A port at which one of them was is no edge port.
+    absent: BTreeSet<DatapathId>,
+    sequence: u64,
+    probation: Duration,
+}
+
+/// Most ports of a switch. A switch may say anything.
+const MAX_PORTS: usize = 4096;
+/// Frames that may be lost before a link is.
+const MISSED: u32 = 3;
+
+impl Topology {
+    pub(crate) fn new(key: &[u8; 32], probation: Duration) -> Self {
+        let (switches, heard, weights, absent) = Default::default();
+        Self { lldp: Lldp::new(key), switches, heard, weights, absent, sequence: 0, probation }
+    }
+
+    /// Adds a switch, if it is new.
+    pub(crate) fn add_switch(&mut self, datapath: DatapathId) {
+        self.switches.entry(datapath).or_default();
+    }
+
+    /// Sets the ports of a switch, which may be new.
+    pub(crate) fn set_ports(&mut self, datapath: DatapathId, ports: &[Port]) -> Vec<Change> {
+        self.add_switch(datapath);
+        let gone: Vec<PortNo> = self.ports(datapath).filter(|known| ports.iter().all(|port| port.number != *known)).collect();
+        let mut changes: Vec<Change> = gone.into_iter().flat_map(|port| self.remove_port(Place { datapath, port })).collect();
+        for port in ports {
+            changes.extend(self.set_port(datapath, port));
+        }
+        changes
+    }
+
+    /// A port is there, or changed.
+    pub(crate) fn set_port(&mut self, datapath: DatapathId, port: &Port) -> Vec<Change> {
+        let Some(ports) = self.switches.get_mut(&datapath).filter(|_| port.number < PortNo::MAX) else { return Vec::new() };
+        let place = Place { datapath, port: port.number };
+        let up = !port.config.contains(PortConfig::PORT_DOWN) && !port.state.contains(PortState::LINK_DOWN);
+        let facts = PortFacts { name: port.name.to_string(), up, edge_from: Time::MAX, presumed: false, peer: None, sent: [0; 2] };
+        let is_full = ports.len() >= MAX_PORTS;
+        match ports.get_mut(&port.number) {
+            Some(known) if known.up == up => {
+                known.name = facts.name;
+                Vec::new()
+            }
+            Some(known) => {
+                *known = PortFacts { peer: known.peer, ..facts };
+                if up { vec![Change::PortUp(place)] } else { self.down(place) }
+            }
+            None if is_full => Vec::new(),
+            None => {
+                ports.insert(port.number, facts);
+                if up { vec![Change::PortUp(place)] } else { Vec::new() }
+            }
+        }
+    }
+
+    /// A port is gone.
+    pub(crate) fn remove_port(&mut self, place: Place) -> Vec<Change> {
+        let known = self.switches.get_mut(&place.datapath).and_then(|ports| ports.remove(&place.port));
+        if known.is_some() { self.down(place) } else { Vec::new() }
+    }
+
+    /// A switch is gone.
+    pub(crate) fn remove_switch(&mut self, datapath: DatapathId) -> Vec<Change> {
+        let ports: Vec<PortNo> = self.ports(datapath).collect();
+        let changes = ports.into_iter().flat_map(|port| self.remove_port(Place { datapath, port })).collect();
+        self.switches.remove(&datapath);
+        self.absent.remove(&datapath);
+        changes
+    }
+
+    fn down(&mut self, place: Place) -> Vec<Change> {
+        let mut changes = vec![Change::PortDown(place)];
+        changes.extend(self.link_at(place).map(Change::LinkLost));
+        self.heard.retain(|from, heard| *from != place && heard.at != place);
+        changes
+    }
+
+    /// The LLDP frames to send out of the ports that are up, of the switches for which `live` holds, or of `only` one of them. Links of live switches whose frames
+    /// did not arrive several times are lost.
+    pub(crate) fn probe(
+        &mut self,
+        now: Time,
+        only: Option<DatapathId>,
+        live: impl Fn(DatapathId) -> bool,
+    ) -> (Vec<(Place, Bytes)>, Vec<Change>) {
+        let (mut frames, mut changes) = (Vec::new(), Vec::new());
+        for (datapath, ports) in
+            self.switches.iter_mut().filter(|(datapath, _)| only.is_none_or(|only| only == **datapath) && live(**datapath))
+        {
+            for (port, facts) in ports.iter_mut().filter(|(_, facts)| facts.up) {
+                let place = Place { datapath: *datapath, port: *port };
+                self.sequence += 1;
+                if facts.edge_from == Time::MAX {
+                    facts.edge_from = now + self.probation;
+                }
+                facts.sent = [self.sequence, facts.sent[0]];
+                frames.push((place, self.lldp.frame(place, self.sequence)));
+            }
+        }
+        for (place, _) in &frames {
+            let Some(heard) = self.heard.get_mut(place).filter(|heard| only.is_none() && live(heard.at.datapath)) else { continue };
+            heard.missed += 1;
+            if heard.missed > MISSED {
+                changes.extend(self.link_at(*place).map(Change::LinkLost));
+                self.heard.remove(place);
+            }
+        }
+        (frames, changes)
+    }
+
+    /// An LLDP frame arrived at a port.
+    pub(crate) fn receive(&mut self, at: Place, frame: &[u8]) -> Result<Vec<Change>, LldpError> {
+        let (from, sequence) = self.lldp.parse(frame)?;
+        let sender = self.facts(from).filter(|facts| facts.up).ok_or(LldpError::Old)?;
+        if !sender.sent.contains(&sequence) {
+            return Err(LldpError::Old);
+        }
+        if self.facts(at).is_none_or(|facts| !facts.up) {
+            return Ok(Vec::new());
+        }
+        let mut changes = Vec::new();
+        match self.heard.get_mut(&from) {
+            Some(heard) if heard.at == at => heard.missed = 0,
+            _ => {
+                changes.extend(self.link_at(from).map(Change::LinkLost));
+                self.heard.insert(from, Heard { at, missed: 0 });
+                changes.extend([Change::NoEdge(from), Change::NoEdge(at)]);
+                changes.extend(self.link_at(from).map(Change::LinkFound));
+                for (place, peer) in [(from, at), (at, from)] {
+                    if let Some(facts) = self.switches.get_mut(&place.datapath).and_then(|ports| ports.get_mut(&place.port)) {
+                        facts.peer = Some(peer.datapath);
+                    }
+                }
+            }
+        }
+        Ok(changes)
+    }
+
+    /// The usable link of a port.
+    pub(crate) fn link_at(&self, place: Place) -> Option<Link> {
+        let other = self.heard.get(&place)?.at;
+        let usable = place.datapath != other.datapath && self.heard.get(&other)?.at == place;
+        usable.then(|| Link { one: place.min(other), other: place.max(other) })
+    }
+
+    /// Whether a port leads to hosts.
+    pub(crate) fn is_edge(&self, place: Place, now: Time) -> bool {
+        let has_hosts = self.facts(place).is_some_and(|facts| facts.may_be_edge(now, &self.absent));
+        has_hosts && !self.heard.contains_key(&place) && self.heard.values().all(|heard| heard.at != place)
+    }
+
+    /// All edge ports.
+    pub(crate) fn edges(&self, now: Time) -> Vec<Place> {
+        let inner: BTreeSet<Place> = self.heard.iter().flat_map(|(from, heard)| [*from, heard.at]).collect();
+        let all = self.all_ports().filter(|(_, facts)| facts.may_be_edge(now, &self.absent)).map(|(place, _)| place);
+        all.filter(|place| !inner.contains(place)).collect()
+    }
+
+    /// When the next port may become an edge port.
+    pub(crate) fn next_edge(&self, after: Time) -> Option<Time> {
+        self.all_ports()
+            .filter(|(_, facts)| facts.up)
+            .map(|(_, facts)| facts.edge_from)
+            .filter(|from| *from > after && *from < Time::MAX)
+            .min()
+    }
+
+    /// All usable links.
+    pub(crate) fn links(&self) -> impl Iterator<Item = Link> {
+        self.heard.keys().filter_map(|place| self.link_at(*place).filter(|link| link.one == *place))
+    }
+
+    /// All switches and usable links.
+    pub(crate) fn graph(&self) -> Graph {
+        let mut graph = Graph::default();
+        self.switches.keys().for_each(|datapath| graph.add_switch(*datapath));
+        for link in self.links() {
+            let weight = |place: &Place| self.weights.get(place).copied().unwrap_or_default();
+            graph.add_link(link.one, link.other, weight(&link.one).max(weight(&link.other)));
+        }
+        graph
+    }
+
+    /// A switch returns no frames from now on.
+    pub(crate) fn set_absent(&mut self, datapath: DatapathId) {
+        self.absent.insert(datapath);
+    }
+
+    /// A switch returns frames again. Ports at which it was may be edge ports after another probation.
+    pub(crate) fn set_present(&mut self, datapath: DatapathId) {
+        if self.absent.remove(&datapath) {
+            let ports = self.switches.values_mut().flat_map(BTreeMap::values_mut);
+            ports.filter(|facts| facts.peer == Some(datapath)).for_each(|facts| facts.edge_from = Time::MAX);
+        }
+    }
+
+    /// A former controller knew a link at this port. The switch at the other end may not be connected yet.
+    pub(crate) fn presume(&mut self, place: Place) {
+        if let Some(facts) = self.switches.get_mut(&place.datapath).and_then(|ports| ports.get_mut(&place.port)) {
+            facts.presumed = true;
+        }
+    }
+
+    /// All switches had time to connect.
+    pub(crate) fn end_presumptions(&mut self) {
+        self.switches.values_mut().flat_map(BTreeMap::values_mut).for_each(|facts| facts.presumed = false);
+    }
+
+    /// Whether a port leads to a switch, as far as is known.
+    pub(crate) fn is_inner(&self, place: Place) -> bool {
+        self.link_at(place).is_some() || self.facts(place).is_some_and(|facts| facts.presumed)
+    }
+
+    /// Sets the weight of the link at a port; the larger one of both ends counts.
+    pub(crate) fn set_weight(&mut self, place: Place, weight: Weight) {
+        self.weights.insert(place, weight);
+    }
+
+    /// Whether a port is there and up.
+    pub(crate) fn is_up(&self, place: Place) -> bool {
+        self.facts(place).is_some_and(|facts| facts.up)
+    }
+
+    /// Name of a port, and whether it is up.
+    pub(crate) fn port(&self, place: Place) -> Option<(&str, bool)> {
+        self.facts(place).map(|facts| (facts.name.as_str(), facts.up))
+    }
+
+    /// The ports of a switch.
+    pub(crate) fn ports(&self, datapath: DatapathId) -> impl Iterator<Item = PortNo> {
+        self.switches.get(&datapath).into_iter().flat_map(|ports| ports.keys().copied())
+    }
+
+    fn all_ports(&self) -> impl Iterator<Item = (Place, &PortFacts)> {
+        let of = |(datapath, ports): (&DatapathId, _)| (*datapath, ports);
+        self.switches.iter().map(of).flat_map(|(datapath, ports): (DatapathId, &BTreeMap<PortNo, PortFacts>)| {
+            ports.iter().map(move |(port, facts)| (Place { datapath, port: *port }, facts))
+        })
+    }
+
+    fn facts(&self, place: Place) -> Option<&PortFacts> {
+        self.switches.get(&place.datapath)?.get(&place.port)
+    }
+}

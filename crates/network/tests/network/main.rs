@@ -1,0 +1,8 @@
+//! Tests of the controller on model networks. One program, so that it is linked once.
+
+mod basics;
+mod failures;
+mod flows;
+mod histories;
+mod mobility;
+mod support;

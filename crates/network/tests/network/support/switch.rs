@@ -1,0 +1,412 @@
+//! A switch that executes flow entries, groups and packet-outs on frames.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use braid_model::{ByteCount, Mac, Time};
+use braid_openflow::action::{Action, Instruction};
+use braid_openflow::flags::{PortConfig, PortState};
+use braid_openflow::flow::{FlowCommand, FlowMod, PacketIn, PacketReason};
+use braid_openflow::group::{Band, Bucket, ModCommand};
+use braid_openflow::ids::{Cookie, DatapathId, GroupId, Kbps, MeterId, PortNo, Seconds, TableId, Xid};
+use braid_openflow::matching::Match;
+use braid_openflow::multipart::{FlowStats, GroupDescription, MeterConfig, MultipartReply, PortStats, ReplyBody, RequestBody, Traffic};
+use braid_openflow::oxm::{Field, Oxm};
+use braid_openflow::port::{Port, PortReason, PortStatus};
+use braid_openflow::switch::Features;
+use braid_openflow::{Config, Connection, ErrorCode, Event, Message, Side, Version};
+use bytes::Bytes;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Flow {
+    pub(crate) table: u8,
+    pub(crate) priority: u16,
+    pub(crate) fields: Vec<Oxm>,
+    pub(crate) cookie: Cookie,
+    pub(crate) instructions: Vec<Instruction>,
+    pub(crate) packets: u64,
+}
+
+pub(crate) struct SwitchModel {
+    pub(crate) datapath: u64,
+    pub(crate) version: Version,
+    pub(crate) tables: u8,
+    /// Whether each port is up.
+    pub(crate) ports: BTreeMap<u32, bool>,
+    pub(crate) connection: Option<Connection>,
+    pub(crate) flows: Vec<Flow>,
+    pub(crate) groups: BTreeMap<GroupId, Vec<Bucket>>,
+    pub(crate) meters: BTreeMap<MeterId, Vec<Band>>,
+    pub(crate) capacity: usize,
+    /// Error with which flow-mods that add or change are answered.
+    pub(crate) refuses: Option<ErrorCode>,
+    /// Whether it has groups.
+    pub(crate) has_groups: bool,
+    /// Flow-mods that it got.
+    pub(crate) flow_mods: usize,
+    /// Bytes from and to each port.
+    pub(crate) counters: BTreeMap<u32, (u64, u64)>,
+}
+
+/// Frames to send out of ports.
+pub(crate) type Out = Vec<(u32, Bytes)>;
+
+impl SwitchModel {
+    pub(crate) fn new(datapath: u64, version: Version, tables: u8) -> Self {
+        Self {
+            datapath,
+            version,
+            tables,
+            ports: BTreeMap::new(),
+            connection: None,
+            flows: Vec::new(),
+            groups: BTreeMap::new(),
+            meters: BTreeMap::new(),
+            capacity: 10_000,
+            refuses: None,
+            has_groups: true,
+            flow_mods: 0,
+            counters: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn connect(&mut self, now: Time) {
+        let config = Config { versions: vec![self.version], ..Config::new(Side::Switch) };
+        self.connection = Some(Connection::new(config, now));
+    }
+
+    /// Loses its tables, as after a power failure.
+    pub(crate) fn restart(&mut self) {
+        self.connection = None;
+        self.flows.clear();
+        self.groups.clear();
+        self.meters.clear();
+    }
+
+    fn port(&self, number: u32) -> Port {
+        let down = if self.ports.get(&number) == Some(&true) { PortState::NONE } else { PortState::LINK_DOWN };
+        Port {
+            number: PortNo(number),
+            address: Mac([2, 0, 0, self.datapath as u8, 0, number as u8]),
+            name: format!("p{number}").as_str().into(),
+            config: PortConfig::NONE,
+            state: down,
+            current: Default::default(),
+            advertised: Default::default(),
+            supported: Default::default(),
+            peer: Default::default(),
+            current_speed: Kbps(0),
+            max_speed: Kbps(0),
+        }
+    }
+
+    pub(crate) fn set_port(&mut self, number: u32, up: bool) {
+        if self.ports.insert(number, up) != Some(up) {
+            let status = PortStatus { reason: PortReason::Modify, port: self.port(number) };
+            self.notify(Message::PortStatus(status));
+        }
+    }
+
+    fn notify(&mut self, message: Message) {
+        if let Some(connection) = &mut self.connection {
+            let _ = connection.notify(message);
+        }
+    }
+
+    pub(crate) fn receive(&mut self, now: Time, bytes: &[u8]) -> Out {
+        let Some(connection) = &mut self.connection else { return Vec::new() };
+        connection.receive(now, bytes);
+        self.events()
+    }
+
+    pub(crate) fn events(&mut self) -> Out {
+        let mut out = Vec::new();
+        while let Some(event) = self.connection.as_mut().and_then(Connection::poll_event) {
+            match event {
+                Event::Message { xid, message } => out.extend(self.handle(xid, *message)),
+                Event::Closed { .. } => self.connection = None,
+                _ => {}
+            }
+        }
+        out
+    }
+
+    fn respond(&mut self, xid: Xid, message: Message) {
+        if let Some(connection) = &mut self.connection {
+            connection.respond(xid, message).unwrap();
+        }
+    }
+
+    fn handle(&mut self, xid: Xid, message: Message) -> Out {
+        let refusal = match &message {
+            Message::FeaturesRequest => {
+                let ports: Vec<Port> = self.ports.keys().map(|number| self.port(*number)).collect();
+                let features = Features {
+                    datapath: DatapathId(self.datapath),
+                    buffers: 0,
+                    tables: self.tables,
+                    auxiliary: 0,
+                    capabilities: Default::default(),
+                    actions: 0,
+                    ports: if self.version == Version::V1_0 { ports } else { Vec::new() },
+                };
+                self.respond(xid, Message::FeaturesReply(features));
+                None
+            }
+            Message::BarrierRequest => {
+                self.respond(xid, Message::BarrierReply);
+                None
+            }
+            Message::MultipartRequest(request) => {
+                match self.stats(&request.body) {
+                    Some(body) => self.respond(xid, Message::MultipartReply(MultipartReply { more: false, body })),
+                    None => return self.refuse(xid, ErrorCode::BadRequestBadMultipart, &message),
+                }
+                None
+            }
+            Message::FlowMod(flow) => self.flow_mod(flow),
+            Message::GroupMod(group) => match (group.command, self.has_groups) {
+                (_, false) => Some(ErrorCode::GroupModFailedOutOfGroups),
+                (ModCommand::Add, _) if self.groups.contains_key(&group.group) => Some(ErrorCode::GroupModFailedGroupExists),
+                (ModCommand::Modify, _) if !self.groups.contains_key(&group.group) => Some(ErrorCode::GroupModFailedUnknownGroup),
+                (ModCommand::Delete, _) => {
+                    self.groups.remove(&group.group);
+                    let uses = |flow: &Flow| actions(&flow.instructions).any(|action| *action == Action::Group(group.group));
+                    self.flows.retain(|flow| !uses(flow));
+                    None
+                }
+                _ => {
+                    self.groups.insert(group.group, group.buckets.clone());
+                    None
+                }
+            },
+            Message::MeterMod(meter) => {
+                match meter.command {
+                    ModCommand::Delete => self.meters.remove(&meter.meter),
+                    _ => self.meters.insert(meter.meter, meter.bands.clone()),
+                };
+                None
+            }
+            Message::PacketOut(packet) => return self.apply(&packet.actions, None, &packet.data, Cookie(0), TableId(0)),
+            _ => None,
+        };
+        match refusal {
+            Some(code) => self.refuse(xid, code, &message),
+            None => Vec::new(),
+        }
+    }
+
+    fn refuse(&mut self, xid: Xid, code: ErrorCode, message: &Message) -> Out {
+        if let Some(connection) = &mut self.connection {
+            connection.refuse(xid, code, message).unwrap();
+        }
+        Vec::new()
+    }
+
+    fn flow_mod(&mut self, flow: &FlowMod) -> Option<ErrorCode> {
+        self.flow_mods += 1;
+        assert_eq!(flow.matching.check(), Ok(()), "{flow:?}");
+        let fields = flow.matching.canonical().fields;
+        let same = |known: &Flow| known.table == flow.table.0 && known.priority == flow.priority && known.fields == fields;
+        if flow.command == FlowCommand::DeleteStrict {
+            self.flows.retain(|known| !same(known));
+            return None;
+        }
+        if self.refuses.is_some() {
+            return self.refuses;
+        }
+        let bad = |action: &Action| matches!(action, Action::Group(group) if !self.groups.contains_key(group));
+        if actions(&flow.instructions).any(bad) {
+            return Some(ErrorCode::BadActionBadOutGroup);
+        }
+        let known = self.flows.iter().position(same);
+        match (flow.command, known) {
+            (FlowCommand::ModifyStrict, Some(at)) => self.flows[at].instructions.clone_from(&flow.instructions),
+            (FlowCommand::ModifyStrict, None) if self.version == Version::V1_3 => {}
+            (_, known) => {
+                if let Some(at) = known {
+                    self.flows.remove(at);
+                } else if self.flows.len() >= self.capacity {
+                    return Some(ErrorCode::FlowModFailedTableFull);
+                }
+                let (cookie, instructions) = (flow.cookie, flow.instructions.clone());
+                self.flows.push(Flow { table: flow.table.0, priority: flow.priority, fields, cookie, instructions, packets: 0 });
+                self.flows.sort_by_key(|flow| std::cmp::Reverse(flow.priority));
+            }
+        }
+        None
+    }
+
+    fn stats(&self, body: &RequestBody) -> Option<ReplyBody> {
+        Some(match body {
+            RequestBody::Flow(_) => ReplyBody::Flow(self.flows.iter().map(stats_of).collect()),
+            RequestBody::GroupDescription if self.has_groups => ReplyBody::GroupDescription(
+                self.groups
+                    .iter()
+                    .map(|(group, buckets)| GroupDescription {
+                        kind: braid_openflow::group::GroupKind::All,
+                        group: *group,
+                        buckets: buckets.clone(),
+                    })
+                    .collect(),
+            ),
+            RequestBody::MeterConfig(_) => ReplyBody::MeterConfig(
+                self.meters
+                    .iter()
+                    .map(|(meter, bands)| MeterConfig { flags: Default::default(), meter: *meter, bands: bands.clone() })
+                    .collect(),
+            ),
+            RequestBody::PortDescription => ReplyBody::PortDescription(self.ports.keys().map(|number| self.port(*number)).collect()),
+            RequestBody::Port(_) => ReplyBody::Port(self.ports.keys().map(|port| self.port_stats(*port)).collect()),
+            _ => return None,
+        })
+    }
+
+    fn port_stats(&self, port: u32) -> PortStats {
+        let (rx, tx) = self.counters.get(&port).copied().unwrap_or_default();
+        PortStats {
+            port: PortNo(port),
+            rx_packets: None,
+            tx_packets: None,
+            rx_bytes: Some(ByteCount::new(rx)),
+            tx_bytes: Some(ByteCount::new(tx)),
+            rx_dropped: None,
+            tx_dropped: None,
+            rx_errors: None,
+            tx_errors: None,
+            rx_frame_errors: None,
+            rx_over_errors: None,
+            rx_crc_errors: None,
+            collisions: None,
+            duration: None,
+        }
+    }
+
+    /// A frame came in.
+    pub(crate) fn frame(&mut self, port: u32, frame: &Bytes) -> Out {
+        if self.ports.get(&port) != Some(&true) {
+            return Vec::new();
+        }
+        self.counters.entry(port).or_default().0 += frame.len() as u64;
+        let mut out = Vec::new();
+        let mut table = 0;
+        loop {
+            let found = self.flows.iter_mut().find(|flow| flow.table == table && matches(&flow.fields, port, frame));
+            let Some(flow) = found else {
+                // A switch of 1.0 asks the controller, one of 1.3 drops.
+                if self.version == Version::V1_0 {
+                    self.packet_in(port, frame, PacketReason::NoMatch, Cookie(0), TableId(0));
+                }
+                return out;
+            };
+            flow.packets += 1;
+            let (instructions, cookie, miss) = (flow.instructions.clone(), flow.cookie, flow.priority == 0);
+            let mut next = None;
+            for instruction in &instructions {
+                match instruction {
+                    Instruction::ApplyActions(actions) => {
+                        let in_port = Some((port, miss));
+                        out.extend(self.apply(actions, in_port, frame, cookie, TableId(table)));
+                    }
+                    Instruction::GotoTable(to) => next = Some(to.0),
+                    Instruction::Meter(meter) => assert!(self.meters.contains_key(meter)),
+                    other => panic!("{other:?}"),
+                }
+            }
+            match next {
+                Some(to) => table = to,
+                None => return out,
+            }
+        }
+    }
+
+    fn apply(&mut self, actions: &[Action], from: Option<(u32, bool)>, frame: &Bytes, cookie: Cookie, table: TableId) -> Out {
+        let mut out = Vec::new();
+        for action in actions {
+            let ports: Vec<PortNo> = match action {
+                Action::Output { port, .. } => vec![*port],
+                Action::Group(group) => self.groups[group].iter().flat_map(|bucket| outputs(&bucket.actions)).collect(),
+                other => panic!("{other:?}"),
+            };
+            for port in ports {
+                match (port, from) {
+                    (PortNo::CONTROLLER, Some((in_port, miss))) => {
+                        let reason = if miss { PacketReason::NoMatch } else { PacketReason::Action };
+                        self.packet_in(in_port, frame, reason, cookie, table);
+                    }
+                    (PortNo(number), from) => {
+                        if from.is_none_or(|(in_port, _)| in_port != number) && self.ports.get(&number) == Some(&true) {
+                            self.counters.entry(number).or_default().1 += frame.len() as u64;
+                            out.push((number, frame.clone()));
+                        }
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    pub(crate) fn packet_in(&mut self, port: u32, frame: &Bytes, reason: PacketReason, cookie: Cookie, table: TableId) {
+        let (cookie, table) = if self.version == Version::V1_0 { (Cookie(0), TableId(0)) } else { (cookie, table) };
+        let matching = Match::new([Oxm::in_port(PortNo(port))]);
+        let total_len = frame.len() as u16;
+        self.notify(Message::PacketIn(PacketIn { buffer: None, total_len, reason, table, cookie, matching, data: frame.clone() }));
+    }
+
+    /// What stands in the tables, without counters.
+    pub(crate) fn entries(&self) -> BTreeSet<String> {
+        self.flows.iter().map(|flow| format!("{} {} {:?} {:?}", flow.table, flow.priority, flow.fields, flow.instructions)).collect()
+    }
+}
+
+fn stats_of(flow: &Flow) -> FlowStats {
+    FlowStats {
+        table: TableId(flow.table),
+        duration: None,
+        priority: flow.priority,
+        idle_timeout: Seconds(0),
+        hard_timeout: Seconds(0),
+        flags: Default::default(),
+        cookie: flow.cookie,
+        traffic: Traffic { packets: Some(flow.packets), bytes: None },
+        matching: Match { fields: flow.fields.clone() },
+        instructions: flow.instructions.clone(),
+    }
+}
+
+fn actions(instructions: &[Instruction]) -> impl Iterator<Item = &Action> {
+    instructions.iter().flat_map(|instruction| match instruction {
+        Instruction::ApplyActions(actions) => actions.as_slice(),
+        _ => &[],
+    })
+}
+
+fn outputs(actions: &[Action]) -> Vec<PortNo> {
+    let port = |action: &Action| match action {
+        Action::Output { port, .. } => Some(*port),
+        _ => None,
+    };
+    actions.iter().filter_map(port).collect()
+}
+
+fn matches(fields: &[Oxm], port: u32, frame: &[u8]) -> bool {
+    fields.iter().all(|oxm| {
+        let Oxm::Basic { field, value, mask } = oxm else { return false };
+        value_of(*field, port, frame).is_some_and(|found| found & mask.unwrap_or(u128::MAX) == *value)
+    })
+}
+
+fn value_of(field: Field, port: u32, frame: &[u8]) -> Option<u128> {
+    let number = |at: usize, size: usize| Some(frame.get(at..at + size)?.iter().fold(0u128, |value, byte| value << 8 | u128::from(*byte)));
+    let is_udp = number(12, 2) == Some(0x0800) && number(23, 1) == Some(17);
+    match field {
+        Field::InPort => Some(port.into()),
+        Field::EthDst => number(0, 6),
+        Field::EthSrc => number(6, 6),
+        Field::EthType => number(12, 2),
+        Field::IpProto if number(12, 2) == Some(0x0800) => number(23, 1),
+        Field::IpProto if number(12, 2) == Some(0x86dd) => number(20, 1),
+        Field::UdpSrc if is_udp => number(34, 2),
+        Field::UdpDst if is_udp => number(36, 2),
+        _ => None,
+    }
+}
