@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the packages that lab/packages.txt lists under build and lab, or under the given names, on Debian 12 or newer and Ubuntu 22.04 or newer.
 #
-# Does nothing if all are installed. Starts and enables no service: only the programs of nginx, sshd and iperf3 are needed.
+# Does nothing if all are installed. Starts and enables no service: only the programs are needed.
 set -eu
 
 list=$(dirname "$0")/packages.txt
@@ -61,6 +61,9 @@ install 2>/dev/null || { apt-get update -qq && install; }
 if command -v systemctl >/dev/null 2>&1; then
     case " $missing " in
     *" nginx-light "*) systemctl disable nginx.service >/dev/null 2>&1 || true ;;
+    esac
+    case " $missing " in
+    *" openvswitch-switch "*) systemctl disable openvswitch-switch.service >/dev/null 2>&1 || true ;;
     esac
     case " $missing " in
     *" babeld "*) systemctl disable babeld.service >/dev/null 2>&1 || true ;;

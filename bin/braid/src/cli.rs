@@ -6,6 +6,7 @@ mod context;
 mod energy;
 mod gateway;
 pub(crate) mod get;
+mod net;
 mod past;
 mod relay;
 mod rules;
@@ -28,6 +29,7 @@ pub(crate) use context::{Context, ContextAction};
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServe};
 pub(crate) use gateway::{Gateway, GatewayAction, GatewaySetup};
 pub(crate) use get::Get;
+pub(crate) use net::{Net, NetAction};
 pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
     Join, Leave, Move, PortRange, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
@@ -78,6 +80,7 @@ pub(crate) enum Command {
     Switch(Switch),
     Gateway(Gateway),
     Adhoc(Adhoc),
+    Net(Net),
     /// Show links, flows, applications, peers and events live in the terminal.
     Top(Daemon),
     Log(Log),

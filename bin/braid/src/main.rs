@@ -12,6 +12,7 @@ mod explain;
 mod gateway;
 mod get;
 mod join;
+mod net;
 mod past;
 mod proxy;
 mod relay;
@@ -91,6 +92,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Gateway(Gateway { action: GatewayAction::Setup(setup) }) => return gateway::setup(&setup),
         Command::Adhoc(command) => adhoc::run(&command, cli.verbose)?,
+        Command::Net(command) => net::run(command, cli.verbose)?,
         Command::Top(daemon) => top::run(&daemon.socket)?,
         Command::Log(log) => past::log(&log)?,
         Command::History(history) => past::history(&history)?,

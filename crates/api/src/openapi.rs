@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Accepted, AdhocChange, AdhocStatus, AdhocUp, App, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest,
-    Explanation, Fact, FactChange, Flow, Gains, History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, MovedFlow, Note,
-    Peer, PolicyView, Problem, ProgramRule, RewriteRequest, Rewritten, RuleChange, Session, SessionRequest, Status, TradeoffPoint,
-    UiAddress, UiRequest, Versioned,
+    Explanation, Fact, FactChange, Flow, Gains, History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, MovedFlow,
+    NetworkChange, NetworkStatus, Note, Peer, PolicyView, Problem, ProgramRule, RewriteRequest, Rewritten, RuleChange, Session,
+    SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
 };
 
 /// Rights required to call an operation. On the Unix socket every user may read; root, the daemon's user and the group `braid` may change
@@ -108,7 +108,7 @@ const SINCE: Parameter = Parameter { name: "since", summary: "only notes after t
 const DAYS: Parameter = Parameter { name: "days", summary: "number of days, including today; default: 30", takes: Takes::Number(400) };
 
 /// Every operation under `/v1`.
-pub const OPERATIONS: [Operation; 38] = [
+pub const OPERATIONS: [Operation; 40] = [
     read("/v1/status", "Overview of the daemon.", answer::<Status>),
     read("/v1/links", "All links.", list::<LinkStatus>),
     read("/v1/flows", "All live flows.", list::<Flow>),
@@ -187,6 +187,8 @@ pub const OPERATIONS: [Operation; 38] = [
     change("/v1/adhoc", "Changes the ad-hoc device.", Some(of::<AdhocChange>), answer::<Accepted>),
     change("/v1/adhoc/up", "Makes the ad-hoc device.", Some(of::<AdhocUp>), answer::<Accepted>),
     change("/v1/adhoc/down", "Removes the ad-hoc device.", None, answer::<Accepted>),
+    read("/v1/network", "The network of a controller: its switches, links and hosts.", answer::<NetworkStatus>),
+    change("/v1/network", "Chooses the mobility manager of a host.", Some(of::<NetworkChange>), answer::<Accepted>),
     change("/v1/reload", "Reloads the configuration.", None, answer::<Accepted>),
     change("/v1/down", "Stops Braid.", None, answer::<Accepted>),
 ];

@@ -126,6 +126,8 @@ impl Daemon<'_> {
                 self.note_request("config", &removed);
                 let _ = reply.send(removed);
             }
+            Request::Network(reply) => drop(reply.send(Err(no_controller()))),
+            Request::ChangeNetwork(_, reply) => drop(reply.send(Err(no_controller()))),
             Request::Reload(reply) => drop(reply.send(self.reload())),
             Request::Down(reply) => {
                 let accepted =
@@ -267,6 +269,10 @@ impl Daemon<'_> {
 
 fn no_adhoc() -> RequestError {
     RequestError::not_found("No ad-hoc device", "there is none: `braid adhoc up --radio DEVICE` makes one, or [adhoc] in the configuration")
+}
+
+fn no_controller() -> RequestError {
+    RequestError::not_found("No controller", "the daemon is no network controller: `braid net controller` runs one")
 }
 
 /// Applies a configuration to new flows.

@@ -45,6 +45,7 @@ mod acts;
 pub mod adhoc;
 mod answers;
 pub mod background;
+pub mod controller;
 mod peering;
 pub mod peers;
 mod polls;

@@ -45,6 +45,11 @@ pub(crate) fn narrow_to_sweeping() -> io::Result<()> {
     drop_privileges(1 << CAP_NET_ADMIN)
 }
 
+/// Drops all capabilities.
+pub(crate) fn narrow_to_nothing() -> io::Result<()> {
+    drop_privileges(0)
+}
+
 /// `CAP_BPF` came with Linux 5.8; before, it was part of `CAP_SYS_ADMIN`.
 fn kept(last: Capability) -> u64 {
     KEPT.iter().map(|bit| if *bit > last { CAP_SYS_ADMIN } else { *bit }).fold(0, |all, bit| all | 1 << bit)

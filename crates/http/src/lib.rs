@@ -21,8 +21,9 @@ use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
     Accepted, AdhocChange, AdhocStatus, AdhocUp, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest,
-    Explanation, Fact, FactChange, Gains, History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView,
-    PolicyView, Problem, ProgramRule, Resolution, RewriteRequest, Rewritten, RuleChange, Status, TradeoffPoint,
+    Explanation, Fact, FactChange, Gains, History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, NetworkChange,
+    NetworkStatus, Note, Peer as PeerView, PolicyView, Problem, ProgramRule, Resolution, RewriteRequest, Rewritten, RuleChange, Status,
+    TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::{AppsView, Program};
@@ -131,6 +132,10 @@ pub enum Request {
     AdhocUp(AdhocUp, ReplySender<Accepted>),
     /// `POST /v1/adhoc/down`: remove it.
     AdhocDown(ReplySender<Accepted>),
+    /// `GET /v1/network`: a controller answers, not the daemon.
+    Network(ReplySender<NetworkStatus>),
+    /// `POST /v1/network`.
+    ChangeNetwork(NetworkChange, ReplySender<Accepted>),
     /// `POST /v1/reload`: read the configuration again; if it is rejected (a problem, status 422), the running one stays in force.
     Reload(ReplySender<Accepted>),
     /// `POST /v1/down`: take everything down and exit. The answer is sent before.

@@ -40,6 +40,7 @@ mod late;
 mod links;
 mod moves;
 mod moves_datagrams;
+mod network;
 mod program_rules;
 mod proxy;
 mod proxy_browser;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use braid_api::{Accepted, AdhocStatus, Note, Status};
+use braid_api::{Accepted, AdhocStatus, NetworkStatus, Note, Status};
 use braid_config::settings::Settings;
 use braid_control::RequestError;
 use braid_control::config::Config;
@@ -166,6 +166,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
                 let none = || RequestError::not_found("No ad-hoc device", "the fixture has none");
                 drop(reply.send(mind.adhoc.clone().ok_or_else(none)));
             }
+            Request::Network(reply) => drop(reply.send(Ok(no_network()))),
             Request::Peers(reply) => drop(reply.send(Ok(vec![]))),
             Request::Subscribe(after, reply) => {
                 let rest = mind.rest();
@@ -178,6 +179,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
             | Request::ChangeAdhoc(_, reply)
             | Request::AdhocUp(_, reply)
             | Request::AdhocDown(reply)
+            | Request::ChangeNetwork(_, reply)
             | Request::Down(reply) => {
                 mind.commands += 1;
                 let _ = reply.send(done());
@@ -185,6 +187,12 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
             other => panic!("unexpected request: {other:?}"),
         }
     }
+}
+
+/// A network without switches.
+fn no_network() -> NetworkStatus {
+    let (listens, switches, links, hosts, managers) = Default::default();
+    NetworkStatus { listens, switches, links, hosts, managers, converged: true }
 }
 
 /// An ad-hoc device without radios.

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use braid_api::{
-    AdhocChange, AdhocUp, ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, RewriteRequest, RuleChange,
-    SessionRequest, UiRequest,
+    AdhocChange, AdhocUp, ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, NetworkChange, RewriteRequest,
+    RuleChange, SessionRequest, UiRequest,
 };
 use braid_config::settings::{self, Settings};
 use braid_config::{ConfigErrors, Files, World};
@@ -42,7 +42,7 @@ pub fn config(bytes: &[u8]) {
 }
 
 /// The operations with a request body; a corpus file's first byte selects one by index.
-pub const OPERATIONS: [&str; 13] = [
+pub const OPERATIONS: [&str; 14] = [
     "/v1/config",
     "/v1/config/preview",
     "/v1/explain",
@@ -56,6 +56,7 @@ pub const OPERATIONS: [&str; 13] = [
     "/v1/rules",
     "/v1/adhoc",
     "/v1/adhoc/up",
+    "/v1/network",
 ];
 
 /// Parses a request body, whose first byte selects the operation. Returns whether it is valid. A valid body must survive serialization, and a
@@ -75,6 +76,7 @@ pub fn body(bytes: &[u8], example: &Path) -> bool {
         "/v1/rules" => said::<RuleChange>(body).map(|change| rule(&change)).is_some(),
         "/v1/adhoc" => said::<AdhocChange>(body).map(|change| AdhocSettings::default().changed(&change)).is_some(),
         "/v1/adhoc/up" => said::<AdhocUp>(body).map(|up| AdhocSettings::of(&up)).is_some(),
+        "/v1/network" => said::<NetworkChange>(body).is_some(),
         other => panic!("no parser for {other}"),
     }
 }

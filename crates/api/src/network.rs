@@ -1,0 +1,94 @@
+//! `GET /v1/network` and `POST /v1/network`: the network of a controller (`braid net controller`).
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The network that a controller serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkStatus {
+    /// Where switches connect: addresses with ports.
+    pub listens: Vec<String>,
+    /// Switches, also those that have lost their connection a short time ago.
+    pub switches: Vec<NetworkSwitch>,
+    /// Links between switches.
+    pub links: Vec<NetworkLink>,
+    /// Hosts.
+    pub hosts: Vec<NetworkHost>,
+    /// Names of the mobility managers.
+    pub managers: Vec<String>,
+    /// Whether all connected switches have the entries that they should have.
+    pub converged: bool,
+}
+
+/// A switch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkSwitch {
+    /// Datapath id: 16 hexadecimal digits.
+    pub datapath: String,
+    /// Address from which it connected last.
+    pub peer: String,
+    /// `live`, `reading` (its tables), `settling` (its links are found), `silent` (it does not answer), `away` (it has no connection).
+    pub state: String,
+    /// Number of its entries that are the controller's.
+    pub entries: u64,
+    /// Its ports.
+    pub ports: Vec<NetworkPort>,
+}
+
+/// A port of a switch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkPort {
+    /// Its number.
+    pub number: u32,
+    /// Its name.
+    pub name: String,
+    /// Whether it is up.
+    pub up: bool,
+    /// Whether it leads to hosts, not to a switch.
+    pub edge: bool,
+}
+
+/// A port of a switch, as an end of a link or the place of a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkPlace {
+    /// Datapath id of the switch.
+    pub datapath: String,
+    /// Number of the port.
+    pub port: u32,
+}
+
+/// A link between switches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkLink {
+    /// One end.
+    pub one: NetworkPlace,
+    /// The other end.
+    pub other: NetworkPlace,
+}
+
+/// A host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkHost {
+    /// Its Ethernet address.
+    pub mac: String,
+    /// Its IP addresses.
+    pub addresses: Vec<String>,
+    /// Where it is attached.
+    pub attachments: Vec<NetworkPlace>,
+    /// The attachments to which its packets go; the main one comes first.
+    pub active: Vec<NetworkPlace>,
+    /// Its mobility manager.
+    pub manager: String,
+    /// Whether it runs Braid and reports where it is.
+    pub client: bool,
+}
+
+/// A change of the network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkChange {
+    /// Ethernet address of the host.
+    pub host: String,
+    /// Name of its mobility manager from now on.
+    pub manager: String,
+}
