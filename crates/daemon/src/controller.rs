@@ -11,8 +11,9 @@ use std::time::Duration;
 use anyhow::Context;
 use braid_api::{Accepted, NetworkChange, NetworkHost, NetworkLink, NetworkPlace, NetworkPort, NetworkStatus, NetworkSwitch};
 use braid_control::RequestError;
-use braid_http::{Api, Request, Server, Serving};
-use braid_model::Mac;
+use braid_decide::bucket::Bucket;
+use braid_http::{Api, Request, ServeError, Server, Serving};
+use braid_model::{ByteCount, Mac, Rate};
 use braid_network::mobility::{HoldFrom, Hoolock, NCast};
 use braid_network::{Config, ConnectionId, Controller, Event, Phase, Place, Scope, Snapshot};
 use braid_peer::shared;
@@ -43,6 +44,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Delay before the next connection is accepted if the system cannot accept one.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
+/// Bytes of the log: about 40 lines a second, and 2,000 at once.
+const LOG_RATE: Rate = Rate::from_bps(32_000);
+const LOG_BURST: ByteCount = ByteCount::new(200_000);
+
 /// What a controller does.
 #[derive(Debug, Clone)]
 pub struct ControllerOptions {
@@ -72,7 +77,15 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[
         let remedy = || format!("cannot listen on {address} for switches: end what uses it, or choose another address with --listen");
         listeners.push(TcpListener::bind(address).await.with_context(remedy)?);
     }
-    let server = Server::bind(socket)?;
+    let server = Server::bind(socket).map_err(|error| match error {
+        ServeError::InUse(path) => {
+            anyhow::anyhow!(
+                "another controller or daemon answers on {}: end its process, or name another socket with --socket",
+                path.display()
+            )
+        }
+        error => error.into(),
+    })?;
     crate::privilege::narrow_to_nothing().context("cannot drop the privileges that are not needed")?;
     let listens = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -81,7 +94,13 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[
     let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
     let (arrivals, mut arrived) = mpsc::channel(MAX_WAITING);
     let accepting: Vec<JoinHandle<()>> = listeners.into_iter().map(|listener| tokio::spawn(accept(listener, arrivals.clone()))).collect();
-    let mut switches = Switches { controller: controller(options)?, connections: BTreeMap::new(), last: 0, arrivals };
+    let mut switches = Switches {
+        controller: controller(options)?,
+        connections: BTreeMap::new(),
+        last: 0,
+        log: Log { bytes: Bucket::new(LOG_RATE, LOG_BURST, now()), omitted: 0 },
+        arrivals,
+    };
     ready(&listens);
     notify("READY=1");
     loop {
@@ -98,10 +117,22 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[
                 Some(Request::ChangeNetwork(change, reply)) => {
                     let _ = reply.send(switches.change(&change));
                 }
+                Some(Request::Down(reply)) => {
+                    let detail = "this socket is that of a network controller: end its process, or name the daemon's socket with --socket";
+                    let _ = reply.send(Err(RequestError::conflict("Not ended", detail)));
+                }
                 // Everything else needs the daemon. The client gets the error of a process that ends.
                 Some(_) => {}
             },
-            () = sleep_until(Instant::now() + due) => switches.controller.handle_timeout(now()),
+            () = sleep_until(Instant::now() + due) => {}
+        }
+        // What has arrived counts before what is due: an answer that waits is no silence.
+        for _ in 0..MAX_WAITING {
+            let Ok(arrival) = arrived.try_recv() else { break };
+            switches.on_arrival(arrival);
+        }
+        if switches.controller.poll_timeout().is_some_and(|due| due <= now()) {
+            switches.controller.handle_timeout(now());
         }
         switches.pump();
     }
@@ -180,10 +211,35 @@ struct Connected {
     writer: JoinHandle<()>,
 }
 
+/// The log, whose lines switches cause, and whoever poses as one: it takes so many bytes.
+struct Log {
+    bytes: Bucket,
+    omitted: u64,
+}
+
+impl Log {
+    fn write(&mut self, line: &str, is_trouble: bool) {
+        if !self.bytes.take(ByteCount::new(line.len() as u64), now()) {
+            self.omitted += 1;
+            return;
+        }
+        match std::mem::take(&mut self.omitted) {
+            0 => {}
+            omitted => tracing::warn!("{omitted} lines were left out: more came than the log takes"),
+        }
+        if is_trouble {
+            tracing::warn!("{line}");
+        } else {
+            tracing::info!("{line}");
+        }
+    }
+}
+
 struct Switches {
     controller: Controller,
     connections: BTreeMap<ConnectionId, Connected>,
     last: u64,
+    log: Log,
     arrivals: mpsc::Sender<Arrival>,
 }
 
@@ -209,7 +265,7 @@ impl Switches {
 
     fn on_connection(&mut self, stream: TcpStream, peer: SocketAddr) {
         if self.connections.len() >= MAX_CONNECTIONS {
-            tracing::warn!(%peer, "a switch was refused: there are {MAX_CONNECTIONS} connections already");
+            self.log.write(&format!("{peer} was refused: there are {MAX_CONNECTIONS} connections of switches already"), true);
             return;
         }
         // Commands are small, and wait for nothing.
@@ -249,11 +305,7 @@ impl Switches {
             self.controller.disconnected(now(), id);
         }
         while let Some(event) = self.controller.poll_event() {
-            if is_trouble(&event) {
-                tracing::warn!("{event}");
-            } else {
-                tracing::info!("{event}");
-            }
+            self.log.write(&event.to_string(), is_trouble(&event));
         }
         // No client has a way to receive them yet.
         while self.controller.poll_notice().is_some() {}
@@ -271,7 +323,10 @@ impl Switches {
         self.controller
             .request(now(), request)
             .map_err(|error| invalid(format!("{error}: `braid net status` shows the hosts; the managers are {}", MANAGERS.join(", "))))?;
-        Ok(Accepted { message: format!("{host} has the mobility manager {} from now on", change.manager), warnings: Vec::new() })
+        Ok(Accepted {
+            message: format!("{host} has the mobility manager {} until the controller ends", change.manager),
+            warnings: Vec::new(),
+        })
     }
 }
 

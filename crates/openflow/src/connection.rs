@@ -23,6 +23,8 @@ use transactions::Transactions;
 
 /// Bytes of a request that an error repeats. Source: OpenFlow 1.3.5 section 7.4.4: at least 64.
 const ERROR_DATA: usize = 64;
+/// Bytes that may wait for a peer of which nothing is known yet.
+const MAX_QUEUED_BEFORE: ByteCount = ByteCount::new(64 << 10);
 
 /// One connection between a controller and a switch. It does no I/O and reads no clock.
 ///
@@ -124,7 +126,13 @@ impl Connection {
     /// Moves all bytes that wait to the end of `out`. `false` if there are none.
     pub fn poll_output(&mut self, out: &mut Vec<u8>) -> bool {
         let any = !self.output.is_empty();
-        out.append(&mut self.output);
+        // A queue that was long keeps no memory.
+        let mut waiting = std::mem::take(&mut self.output);
+        if out.is_empty() {
+            *out = waiting
+        } else {
+            out.append(&mut waiting)
+        }
         any
     }
 
@@ -444,7 +452,8 @@ impl Connection {
         if self.is_closed() {
             return;
         }
-        if self.queued() >= self.config.max_queued {
+        let is_known = !matches!(self.state, State::Hello { .. } | State::Features { .. });
+        if self.queued() >= if is_known { self.config.max_queued } else { self.config.max_queued.min(MAX_QUEUED_BEFORE) } {
             return self.end(CloseReason::Overflow);
         }
         // It encodes: the version has it, and it is no longer than what it answers.
