@@ -306,7 +306,6 @@ impl Controller {
         self.edges_at = now;
         if self.inherit_until.is_some_and(|until| until <= now) {
             self.inherit_until = None;
-            self.topology.end_presumptions();
             self.ended.clear();
             self.end_adoption();
             self.dirty.all = true;

@@ -3,6 +3,9 @@
 //! A link is usable once an LLDP frame has passed it in each direction. A port is an *edge port*, behind which there are hosts, if it has been up for a
 //! while and no such frame has left or arrived by it: a cable that is not yet known as a link would else carry broadcasts in circles. A cable between two
 //! ports of one switch makes neither a link nor edge ports.
+//!
+//! A port at which there was a link is no edge port when its frames stop, because the switch at the other end may still forward. It may become one when
+//! it goes down and up, as it does when a cable is plugged anew, or when its switch connects anew and no frame comes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -45,6 +48,8 @@ struct PortFacts {
     edge_from: Time,
     /// Whether a former controller knew a link here.
     presumed: bool,
+    /// Whether a frame has left or arrived since the port came up and its switch connected.
+    linked: bool,
     /// Switch at the other end of the last link.
     peer: Option<DatapathId>,
     /// Numbers of the last two LLDP frames.
@@ -52,8 +57,8 @@ struct PortFacts {
 }
 
 impl PortFacts {
-    fn may_be_edge(&self, now: Time, absent: &BTreeSet<DatapathId>) -> bool {
-        self.up && self.edge_from <= now && !self.presumed && self.peer.is_none_or(|peer| !absent.contains(&peer))
+    fn may_be_edge(&self, now: Time, is_present: impl Fn(DatapathId) -> bool) -> bool {
+        self.up && self.edge_from <= now && !self.presumed && !self.linked && self.peer.is_none_or(is_present)
     }
 }
 
@@ -88,14 +93,14 @@ impl Topology {
         Self { lldp: Lldp::new(key), switches, heard, weights, absent, sequence: 0, probation }
     }
 
-    /// Adds a switch, if it is new.
+    /// A switch connected. It may be new.
     pub(crate) fn add_switch(&mut self, datapath: DatapathId) {
-        self.switches.entry(datapath).or_default();
+        let ports = self.switches.entry(datapath).or_default();
+        ports.values_mut().for_each(|facts| facts.linked = false);
     }
 
     /// Sets the ports of a switch, which may be new.
     pub(crate) fn set_ports(&mut self, datapath: DatapathId, ports: &[Port]) -> Vec<Change> {
-        self.add_switch(datapath);
         let gone: Vec<PortNo> = self.ports(datapath).filter(|known| ports.iter().all(|port| port.number != *known)).collect();
         let mut changes: Vec<Change> = gone.into_iter().flat_map(|port| self.remove_port(Place { datapath, port })).collect();
         for port in ports {
@@ -109,7 +114,8 @@ impl Topology {
         let Some(ports) = self.switches.get_mut(&datapath).filter(|_| port.number < PortNo::MAX) else { return Vec::new() };
         let place = Place { datapath, port: port.number };
         let up = !port.config.contains(PortConfig::PORT_DOWN) && !port.state.contains(PortState::LINK_DOWN);
-        let facts = PortFacts { name: port.name.to_string(), up, edge_from: Time::MAX, presumed: false, peer: None, sent: [0; 2] };
+        let facts =
+            PortFacts { name: port.name.to_string(), up, edge_from: Time::MAX, presumed: false, linked: false, peer: None, sent: [0; 2] };
         let is_full = ports.len() >= MAX_PORTS;
         match ports.get_mut(&port.number) {
             Some(known) if known.up == up => {
@@ -118,6 +124,7 @@ impl Topology {
             }
             Some(known) => {
                 *known = PortFacts { peer: known.peer, ..facts };
+                self.forget_peer(place);
                 if up { vec![Change::PortUp(place)] } else { self.down(place) }
             }
             None if is_full => Vec::new(),
@@ -125,6 +132,14 @@ impl Topology {
                 ports.insert(port.number, facts);
                 if up { vec![Change::PortUp(place)] } else { Vec::new() }
             }
+        }
+    }
+
+    /// If the switch at which the last link of a port ended is gone, something else may be plugged in now.
+    fn forget_peer(&mut self, place: Place) {
+        let peer = self.facts(place).and_then(|facts| facts.peer).filter(|peer| self.switches.contains_key(peer));
+        if let Some(facts) = self.facts_mut(place) {
+            facts.peer = peer;
         }
     }
 
@@ -194,6 +209,11 @@ impl Topology {
             return Ok(Vec::new());
         }
         let mut changes = Vec::new();
+        for (place, peer) in [(from, at), (at, from)] {
+            if let Some(facts) = self.facts_mut(place) {
+                (facts.linked, facts.presumed, facts.peer) = (true, false, Some(peer.datapath));
+            }
+        }
         match self.heard.get_mut(&from) {
             Some(heard) if heard.at == at => heard.missed = 0,
             _ => {
@@ -201,11 +221,6 @@ impl Topology {
                 self.heard.insert(from, Heard { at, missed: 0 });
                 changes.extend([Change::NoEdge(from), Change::NoEdge(at)]);
                 changes.extend(self.link_at(from).map(Change::LinkFound));
-                for (place, peer) in [(from, at), (at, from)] {
-                    if let Some(facts) = self.switches.get_mut(&place.datapath).and_then(|ports| ports.get_mut(&place.port)) {
-                        facts.peer = Some(peer.datapath);
-                    }
-                }
             }
         }
         Ok(changes)
@@ -220,14 +235,14 @@ impl Topology {
 
     /// Whether a port leads to hosts.
     pub(crate) fn is_edge(&self, place: Place, now: Time) -> bool {
-        let has_hosts = self.facts(place).is_some_and(|facts| facts.may_be_edge(now, &self.absent));
+        let has_hosts = self.facts(place).is_some_and(|facts| facts.may_be_edge(now, |peer| self.is_present(peer)));
         has_hosts && !self.heard.contains_key(&place) && self.heard.values().all(|heard| heard.at != place)
     }
 
     /// All edge ports.
     pub(crate) fn edges(&self, now: Time) -> Vec<Place> {
         let inner: BTreeSet<Place> = self.heard.iter().flat_map(|(from, heard)| [*from, heard.at]).collect();
-        let all = self.all_ports().filter(|(_, facts)| facts.may_be_edge(now, &self.absent)).map(|(place, _)| place);
+        let all = self.all_ports().filter(|(_, facts)| facts.may_be_edge(now, |peer| self.is_present(peer))).map(|(place, _)| place);
         all.filter(|place| !inner.contains(place)).collect()
     }
 
@@ -269,16 +284,11 @@ impl Topology {
         }
     }
 
-    /// A former controller knew a link at this port. The switch at the other end may not be connected yet.
+    /// A former controller knew a link at this port. The switch at the other end may not be connected yet, or may never be.
     pub(crate) fn presume(&mut self, place: Place) {
-        if let Some(facts) = self.switches.get_mut(&place.datapath).and_then(|ports| ports.get_mut(&place.port)) {
+        if let Some(facts) = self.facts_mut(place) {
             facts.presumed = true;
         }
-    }
-
-    /// All switches had time to connect.
-    pub(crate) fn end_presumptions(&mut self) {
-        self.switches.values_mut().flat_map(BTreeMap::values_mut).for_each(|facts| facts.presumed = false);
     }
 
     /// Whether a port leads to a switch, as far as is known.
@@ -313,7 +323,16 @@ impl Topology {
         })
     }
 
+    /// Whether a switch is known and returns frames.
+    fn is_present(&self, datapath: DatapathId) -> bool {
+        self.switches.contains_key(&datapath) && !self.absent.contains(&datapath)
+    }
+
     fn facts(&self, place: Place) -> Option<&PortFacts> {
         self.switches.get(&place.datapath)?.get(&place.port)
+    }
+
+    fn facts_mut(&mut self, place: Place) -> Option<&mut PortFacts> {
+        self.switches.get_mut(&place.datapath)?.get_mut(&place.port)
     }
 }

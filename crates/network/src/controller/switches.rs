@@ -72,11 +72,11 @@ impl Controller {
         switch.table.style = style;
         self.log(Event::SwitchUp { datapath, peer: name, version });
         // Ports of 1.3 come by a request. Until then those that are known stay.
+        self.topology.add_switch(datapath);
         if version == Version::V1_0 {
             let changes = self.topology.set_ports(datapath, &features.ports);
             self.topology_changed(now, changes);
         } else {
-            self.topology.add_switch(datapath);
             self.ask(now, datapath, RequestBody::PortDescription, Pending::Ports);
         }
         // Whole packets to the controller, which can then send them on at another switch.

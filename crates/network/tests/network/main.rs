@@ -4,5 +4,6 @@ mod basics;
 mod failures;
 mod flows;
 mod histories;
+mod hostile;
 mod mobility;
 mod support;

@@ -66,6 +66,10 @@ pub(crate) struct World {
     pub(crate) loops: BTreeSet<u64>,
     /// Switches that do not read what the controller sends.
     pub(crate) deaf: BTreeSet<u64>,
+    /// Switches that drop LLDP frames.
+    pub(crate) drops_lldp: BTreeSet<u64>,
+    /// Places at which a host returns LLDP frames.
+    pub(crate) reflects: BTreeSet<Place>,
     /// Frames that crossed each cable, by number and direction.
     pub(crate) crossed: BTreeMap<(u64, Place), u32>,
     connections: BTreeMap<u64, ConnectionId>,
@@ -94,6 +98,8 @@ impl World {
             mergers: BTreeMap::new(),
             loops: BTreeSet::new(),
             deaf: BTreeSet::new(),
+            drops_lldp: BTreeSet::new(),
+            reflects: BTreeSet::new(),
             crossed: BTreeMap::new(),
             connections: BTreeMap::new(),
             sent: BTreeMap::new(),
@@ -265,6 +271,10 @@ impl World {
             if merger.passes(self.now, None, frame) {
                 self.push(self.now + MS(1), Item::Frame(place, frame.clone()));
             }
+            return;
+        }
+        if ethertype(frame) == 0x88cc && self.reflects.contains(&place) {
+            self.push(self.now + MS(1), Item::Frame(place, frame.clone()));
             return;
         }
         let to = destination(frame);
@@ -456,6 +466,8 @@ impl World {
                 self.loops.insert(number(frame));
                 return;
             }
+        } else if self.drops_lldp.contains(&place.datapath.0) {
+            return;
         }
         let out = self.switches.get_mut(&place.datapath.0).unwrap().frame(place.port.0, frame);
         self.send_out(place.datapath.0, out);

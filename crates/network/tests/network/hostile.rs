@@ -1,0 +1,87 @@
+//! Hosts that attack the network, and switches that forward what the controller does not see.
+
+use std::time::Duration;
+
+use braid_network::{Config, Event, Place};
+
+use crate::basics::{STYLES, ring};
+use crate::support::frames::{announcement, datagram, host};
+use crate::support::world::{MS, World};
+
+/// A ring with hosts 1 and 2 at switches 1 and 5.
+fn two_hosts(style: usize) -> World {
+    let (version, tables) = STYLES[style];
+    let mut world = ring(version, tables);
+    world.converge();
+    world.associate(host(1), 0, Place::new(1, 4));
+    world.associate(host(2), 0, Place::new(5, 4));
+    world.run(MS(200));
+    world.converge();
+    world
+}
+
+fn broadcasts_arrive_once(world: &mut World) {
+    world.clear();
+    world.send(host(1), announcement(host(1), 7));
+    world.run(MS(200));
+    assert!(world.loops.is_empty(), "a broadcast circles");
+    assert_eq!(world.copies(host(2), 7..8), [1]);
+}
+
+#[test]
+fn a_switch_that_is_gone_but_forwards_makes_no_loop() {
+    for style in 0..STYLES.len() {
+        let mut world = two_hosts(style);
+        world.disconnect(2);
+        world.run(Duration::from_secs(70));
+        assert!(world.events.iter().any(|event| matches!(event, Event::SwitchGone { .. })));
+        broadcasts_arrive_once(&mut world);
+    }
+}
+
+#[test]
+fn a_switch_that_never_finds_the_new_controller_makes_no_loop() {
+    for style in 0..STYLES.len() {
+        let mut world = two_hosts(style);
+        world.replace_controller(Config::new([9; 32]));
+        for _ in 0..20 {
+            world.disconnect(2);
+            world.run(MS(30));
+        }
+        world.run(Duration::from_secs(70));
+        broadcasts_arrive_once(&mut world);
+    }
+}
+
+#[test]
+fn a_switch_that_drops_lldp_frames_makes_no_loop() {
+    for style in 0..STYLES.len() {
+        let mut world = two_hosts(style);
+        world.drops_lldp.extend(1..=5);
+        world.run(Duration::from_secs(10));
+        assert_eq!(world.controller.snapshot(world.now).links, []);
+        world.clear();
+        world.send(host(1), announcement(host(1), 7));
+        world.run(MS(200));
+        assert!(world.loops.is_empty(), "a broadcast circles");
+    }
+}
+
+#[test]
+fn a_port_of_a_link_serves_hosts_after_it_is_plugged_anew() {
+    for style in 0..STYLES.len() {
+        let mut world = two_hosts(style);
+        let (one, other) = (Place::new(1, 1), Place::new(2, 2));
+        world.set_port(one, false);
+        world.cables.retain(|from, _| *from != one && *from != other);
+        world.run(MS(500));
+        world.set_port(one, true);
+        world.run(Duration::from_secs(3));
+        world.associate(host(3), 0, one);
+        world.run(MS(200));
+        world.clear();
+        world.send(host(2), datagram(host(2), host(3), 80, 1));
+        world.run(MS(100));
+        assert_eq!(world.copies(host(3), 1..2), [1]);
+    }
+}
