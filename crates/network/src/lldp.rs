@@ -40,6 +40,11 @@ pub enum LldpError {
     /// It was sent before.
     #[error("the LLDP frame is an old one: a host replays it")]
     Old,
+    /// It left or arrived by a port with an access point.
+    #[error(
+        "the LLDP frame passed a port with an access point: a host returns it, or a switch is behind the port; then remove the access point"
+    )]
+    Access,
 }
 
 /// Makes and reads frames with one key.

@@ -198,8 +198,8 @@ impl Topology {
         (frames, changes)
     }
 
-    /// An LLDP frame arrived at a port.
-    pub(crate) fn receive(&mut self, at: Place, frame: &[u8]) -> Result<Vec<Change>, LldpError> {
+    /// An LLDP frame arrived at a port. Ports with access points have no links: hosts there get the frames, and can return them.
+    pub(crate) fn receive(&mut self, at: Place, frame: &[u8], is_access: impl Fn(Place) -> bool) -> Result<Vec<Change>, LldpError> {
         let (from, sequence) = self.lldp.parse(frame)?;
         let sender = self.facts(from).filter(|facts| facts.up).ok_or(LldpError::Old)?;
         if !sender.sent.contains(&sequence) {
@@ -207,6 +207,9 @@ impl Topology {
         }
         if self.facts(at).is_none_or(|facts| !facts.up) {
             return Ok(Vec::new());
+        }
+        if is_access(at) || is_access(from) {
+            return Err(LldpError::Access);
         }
         let mut changes = Vec::new();
         for (place, peer) in [(from, at), (at, from)] {

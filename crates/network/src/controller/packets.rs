@@ -25,7 +25,11 @@ impl Controller {
         let Some(port) = packet.in_port() else { return };
         let place = Place { datapath, port };
         if frame::be16(&packet.data, ETHERTYPE) == Some(frame::LLDP) {
-            match self.topology.receive(place, &packet.data) {
+            if self.topology.port(place).is_none() {
+                return;
+            }
+            let is_access = |place: Place| self.accesses.values().any(|access| access.place == place);
+            match self.topology.receive(place, &packet.data, is_access) {
                 Ok(changes) => self.topology_changed(now, changes),
                 Err(LldpError::Foreign) => {}
                 Err(reason) if self.may_complain(now, place, Complaint::FalseLink) => self.log(Event::FalseLink { place, reason }),

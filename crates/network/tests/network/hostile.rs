@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use braid_network::{Config, Event, Place};
+use braid_network::{AccessKind, Config, Event, Place};
 
 use crate::basics::{STYLES, ring};
+use crate::mobility::campus;
 use crate::support::frames::{announcement, datagram, host};
 use crate::support::world::{MS, World};
 
@@ -84,4 +85,20 @@ fn a_port_of_a_link_serves_hosts_after_it_is_plugged_anew() {
         world.run(MS(100));
         assert_eq!(world.copies(host(3), 1..2), [1]);
     }
+}
+
+#[test]
+fn a_host_that_returns_lldp_frames_does_not_cut_off_its_access_point() {
+    let (version, tables) = STYLES[2];
+    let mut world = campus(version, tables, AccessKind::Wifi);
+    world.associate(host(1), 0, Place::new(1, 4));
+    world.run(MS(500));
+    world.reflects.insert(Place::new(1, 4));
+    world.run(Duration::from_secs(5));
+    world.clear();
+    world.send(host(9), datagram(host(9), host(1), 80, 1));
+    world.run(MS(100));
+    assert_eq!(world.copies(host(1), 1..2), [1]);
+    let text = world.events.iter().find(|event| matches!(event, Event::FalseLink { .. })).unwrap().to_string();
+    assert!(text.contains("access point"), "{text}");
 }
