@@ -288,10 +288,9 @@ impl Switches {
                 connection.is_writing = connection.pieces.try_send(piece).is_ok();
             }
         }
-        while let Some(id) = self.controller.poll_closed() {
+        while let Some((id, last)) = self.controller.poll_closed() {
             let Some(Connected { pieces, reader, mut writer, .. }) = self.connections.remove(&id) else { continue };
-            let mut last = Vec::new();
-            if self.controller.poll_output(id, &mut last) && !last.is_empty() {
+            if !last.is_empty() {
                 let _ = pieces.try_send(last);
             }
             reader.abort();
@@ -302,7 +301,6 @@ impl Switches {
                     writer.abort();
                 }
             });
-            self.controller.disconnected(now(), id);
         }
         while let Some(event) = self.controller.poll_event() {
             self.log.write(&event.to_string(), is_trouble(&event));

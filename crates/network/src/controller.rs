@@ -77,7 +77,8 @@ pub struct Controller {
     complaints: BTreeMap<(Place, Complaint), Time>,
     events: VecDeque<Event>,
     notices: VecDeque<(Mac, Notice)>,
-    closed: VecDeque<ConnectionId>,
+    /// With their last bytes.
+    closed: VecDeque<(ConnectionId, Vec<u8>)>,
 }
 
 /// What has to be compared with the tables.
@@ -164,6 +165,8 @@ impl Budget {
 const FORWARDED: std::time::Duration = std::time::Duration::from_millis(300);
 /// Most events that wait for the caller.
 const MAX_EVENTS: usize = 10_000;
+/// Most complaints that are remembered.
+const MAX_COMPLAINTS: usize = 10_000;
 /// Time between two equal complaints.
 const COMPLAINT: std::time::Duration = std::time::Duration::from_secs(60);
 
@@ -246,8 +249,8 @@ impl Controller {
         self.peers.get_mut(&connection).is_some_and(|peer| peer.connection.poll_output(out))
     }
 
-    /// The next connection to close, after its output is written.
-    pub fn poll_closed(&mut self) -> Option<ConnectionId> {
+    /// The next connection to close, and the bytes to write before.
+    pub fn poll_closed(&mut self) -> Option<(ConnectionId, Vec<u8>)> {
         self.closed.pop_front()
     }
 
@@ -337,7 +340,11 @@ impl Controller {
 
     /// Whether an event about a place may be logged again.
     fn may_complain(&mut self, now: Time, place: Place, complaint: Complaint) -> bool {
-        let may = self.complaints.get(&(place, complaint)).is_none_or(|last| now.since(*last) >= COMPLAINT);
+        if self.complaints.len() >= MAX_COMPLAINTS {
+            self.complaints.retain(|_, last| now.since(*last) < COMPLAINT);
+        }
+        let has_room = self.complaints.len() < MAX_COMPLAINTS || self.complaints.contains_key(&(place, complaint));
+        let may = has_room && self.complaints.get(&(place, complaint)).is_none_or(|last| now.since(*last) >= COMPLAINT);
         if may {
             self.complaints.insert((place, complaint), now);
         }

@@ -170,14 +170,16 @@ impl Topology {
     pub(crate) fn probe(
         &mut self,
         now: Time,
-        only: Option<DatapathId>,
+        only: Option<(DatapathId, Option<PortNo>)>,
         live: impl Fn(DatapathId) -> bool,
     ) -> (Vec<(Place, Bytes)>, Vec<Change>) {
         let (mut frames, mut changes) = (Vec::new(), Vec::new());
         for (datapath, ports) in
-            self.switches.iter_mut().filter(|(datapath, _)| only.is_none_or(|only| only == **datapath) && live(**datapath))
+            self.switches.iter_mut().filter(|(datapath, _)| only.is_none_or(|(switch, _)| switch == **datapath) && live(**datapath))
         {
-            for (port, facts) in ports.iter_mut().filter(|(_, facts)| facts.up) {
+            for (port, facts) in
+                ports.iter_mut().filter(|(port, facts)| facts.up && only.and_then(|(_, only)| only).is_none_or(|only| only == **port))
+            {
                 let place = Place { datapath: *datapath, port: *port };
                 self.sequence += 1;
                 if facts.edge_from == Time::MAX {

@@ -1,9 +1,11 @@
 //! A controller and real switches: Open vSwitch with its datapath in user space, all in the client's namespace; each host has a namespace of its own.
 
 use std::fs::{self, File};
-use std::net::Ipv4Addr;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use crate::support::*;
 use braid_lab::{Lab, LinkSpec};
@@ -341,24 +343,45 @@ fn a_stranger_on_the_switches_port_harms_nobody() {
     if !able() {
         return;
     }
-    use std::io::Write;
-    use std::net::TcpStream;
     let lab = one_link();
     let switches = ring(&lab, "OpenFlow13");
     let controller = Controller::start(&lab);
     let (one, other) = (Host::start(&switches, 1, &["s1"]), Host::start(&switches, 2, &["s2"]));
     controller.converges(3, 3);
     eventually("the hosts reach each other", || one.pings(&other));
-    // Nothing, noise, a hello of another version, a message that claims more than it has.
-    for bytes in [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[9, 0, 0, 8, 0, 0, 0, 1], &[4, 0, 0, 8, 0, 0, 0, 1, 4, 6, 255, 255, 0, 0, 0, 2]] {
-        let mut strangers = Vec::new();
-        for _ in 0..50 {
+    // Nothing, noise, a hello of another version, no hello, a message without a length, a message that claims more than it has.
+    let hello = [4, 0, 0, 8, 0, 0, 0, 1];
+    let announced = [&hello[..], &[4, 6, 255, 255, 0, 0, 0, 2]].concat();
+    let mut all = Vec::new();
+    for (bytes, answer) in [
+        (Vec::new(), false),
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), false),
+        (vec![2, 0, 0, 8, 0, 0, 0, 1], true),
+        (vec![4, 5, 0, 8, 0, 0, 0, 1], false),
+        (vec![4, 0, 0, 0, 0, 0, 0, 1], false),
+        (announced, false),
+    ] {
+        for number in 0..50 {
             let mut stranger = lab.client().run(|| TcpStream::connect(CONTROLLER).unwrap()).unwrap();
-            let _ = stranger.write_all(bytes);
-            strangers.push(stranger);
+            let _ = stranger.write_all(&bytes);
+            if answer && number == 0 {
+                // It is told what is wrong: an error of the type HELLO_FAILED, after the controller's own hello.
+                let mut said = Vec::new();
+                stranger.set_read_timeout(Some(LIMIT)).unwrap();
+                stranger.read_to_end(&mut said).unwrap();
+                let own = usize::from(u16::from_be_bytes([said[2], said[3]]));
+                assert!(said.len() >= own + 12 && said[own + 1] == 1 && said[own + 8..own + 10] == [0, 0], "{said:?}");
+            }
+            all.push(stranger);
         }
         assert!(one.pings(&other));
     }
+    // One asks, and never reads.
+    let mut deaf = lab.client().run(|| TcpStream::connect(CONTROLLER).unwrap()).unwrap();
+    deaf.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let echo = [&[4, 2, 255, 255, 0, 0, 0, 3], &[0; 65_527][..]].concat();
+    let _ = deaf.write_all(&hello);
+    eventually("who does not read is cut off", || deaf.write_all(&echo).is_err_and(|error| error.kind() != ErrorKind::WouldBlock));
     controller.converges(3, 3);
     assert!(one.pings(&other));
 }

@@ -147,8 +147,8 @@ impl Controller {
         self.send(datapath, Message::PacketOut(PacketOut { buffer: None, in_port, actions, data }));
     }
 
-    /// Sends LLDP frames, of one switch or all.
-    pub(super) fn probe(&mut self, now: Time, only: Option<DatapathId>) {
+    /// Sends LLDP frames: of one switch, or one port of it, or all.
+    pub(super) fn probe(&mut self, now: Time, only: Option<(DatapathId, Option<PortNo>)>) {
         let switches = &self.switches;
         let live = |datapath: DatapathId| {
             let phase = switches.get(&datapath).map(|switch| switch.phase);

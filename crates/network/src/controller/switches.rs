@@ -17,6 +17,9 @@ use crate::mobility::{HostEvent, Load};
 use crate::rules::{Command, Effect, Key, Owner, Reading, Table};
 use crate::topology::Change;
 
+/// Most switches at once, with those that are away.
+const MAX_SWITCHES: usize = 2048;
+
 impl Controller {
     pub(super) fn connection_events(&mut self, now: Time, connection: ConnectionId) {
         while let Some(event) = self.peers.get_mut(&connection).and_then(|peer| peer.connection.poll_event()) {
@@ -47,6 +50,13 @@ impl Controller {
             if let (Some(standing), 0) = (standing, features.auxiliary) {
                 self.log(Event::DuplicateDatapath { datapath, standing, refused: name });
             }
+            if let Some(peer) = self.peers.get_mut(&connection) {
+                peer.connection.close();
+            }
+            return;
+        }
+        if self.switches.len() >= MAX_SWITCHES && !self.switches.contains_key(&datapath) {
+            self.log(Event::TooManySwitches { datapath, peer: name });
             if let Some(peer) = self.peers.get_mut(&connection) {
                 peer.connection.close();
             }
@@ -263,8 +273,10 @@ impl Controller {
     }
 
     fn closed(&mut self, now: Time, connection: ConnectionId, reason: CloseReason) {
-        let Some(Peer { name, datapath, pending, .. }) = self.peers.remove(&connection) else { return };
-        self.closed.push_back(connection);
+        let Some(Peer { name, datapath, pending, connection: mut ended }) = self.peers.remove(&connection) else { return };
+        let mut last = Vec::new();
+        ended.poll_output(&mut last);
+        self.closed.push_back((connection, last));
         let Some(datapath) = datapath else {
             return self.log(Event::Handshake { peer: name, reason });
         };
@@ -304,7 +316,7 @@ impl Controller {
             switch.phase = Phase::Settling { until: now + self.config.settle };
             self.topology.set_present(datapath);
             self.dirty.owners.insert(Owner::Base);
-            self.probe(now, Some(datapath));
+            self.probe(now, Some((datapath, None)));
         } else {
             self.dirty.owners.extend(changed);
             self.audit_hosts(now, datapath, &lively);
@@ -401,7 +413,7 @@ impl Controller {
                 Change::NoEdge(place) => self.detach_all(now, place),
                 Change::PortUp(place) => {
                     self.log(Event::PortUp(place));
-                    self.probe(now, Some(place.datapath));
+                    self.probe(now, Some((place.datapath, Some(place.port))));
                     self.dirty.owners.insert(Owner::Base);
                 }
                 Change::PortDown(place) => {

@@ -237,6 +237,14 @@ pub enum Event {
         /// Peer of the connection that was closed.
         refused: String,
     },
+    /// There are too many switches.
+    #[error("switch {:016x} at {peer} was refused: there are too many switches, or somebody makes up datapath ids", datapath.0)]
+    TooManySwitches {
+        /// Its id.
+        datapath: DatapathId,
+        /// Where it is.
+        peer: String,
+    },
     /// A connection ended before its switch was known.
     #[error("the connection of {peer} ended in the handshake: {reason}")]
     Handshake {

@@ -334,7 +334,7 @@ impl World {
                 break;
             }
         }
-        while let Some(connection) = self.controller.poll_closed() {
+        while let Some((connection, _)) = self.controller.poll_closed() {
             let datapath = self.connections.iter().find(|(_, open)| **open == connection).map(|(datapath, _)| *datapath);
             if let Some(datapath) = datapath {
                 self.connections.remove(&datapath);
