@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::{Complaint, Controller, Event, Phase};
 use crate::frame::{self, Frame};
-use crate::hosts::Sight;
+use crate::hosts::{Host, Sight};
 use crate::ids::{AccessKind, Place};
 use crate::lldp::LldpError;
 use crate::mobility::HostEvent;
@@ -55,12 +55,14 @@ impl Controller {
 
     /// A packet shows where a host is.
     fn learn(&mut self, now: Time, place: Place, host: Mac) {
-        let access = self.accesses.values().find(|access| access.place == place).map(|access| access.kind);
-        // Clients say themselves which access points they use; a late packet is not to undo that.
-        if access.is_some() && self.hosts.get(host).is_some_and(|host| host.client.is_some()) {
+        let access = |place: Place| self.accesses.values().find(|access| access.place == place).map(|access| access.kind);
+        let kind = access(place);
+        // Clients say themselves which access points they use: a late packet is not to undo that, nor is a host at a cable that uses their address.
+        let says = |state: &Host| kind.is_some() || state.attachments.keys().any(|place| access(*place).is_some());
+        if self.hosts.get(host).is_some_and(|state| state.client.is_some() && says(state)) {
             return;
         }
-        self.attach(now, host, place, access.unwrap_or_default());
+        self.attach(now, host, place, kind.unwrap_or_default());
     }
 
     pub(super) fn attach(&mut self, now: Time, host: Mac, place: Place, kind: AccessKind) {

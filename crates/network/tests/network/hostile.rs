@@ -102,3 +102,20 @@ fn a_host_that_returns_lldp_frames_does_not_cut_off_its_access_point() {
     let text = world.events.iter().find(|event| matches!(event, Event::FalseLink { .. })).unwrap().to_string();
     assert!(text.contains("access point"), "{text}");
 }
+
+#[test]
+fn a_host_at_a_cable_cannot_take_the_address_of_a_client() {
+    for (version, tables) in STYLES {
+        let mut world = campus(version, tables, AccessKind::Wifi);
+        world.make_client(host(1));
+        world.associate(host(1), 0, Place::new(1, 4));
+        world.associate(host(2), 0, Place::new(5, 7));
+        world.run(MS(500));
+        world.send(host(2), announcement(host(1), 1 << 60));
+        world.run(MS(500));
+        world.clear();
+        world.send(host(9), datagram(host(9), host(1), 80, 1));
+        world.run(MS(100));
+        assert_eq!(world.copies(host(1), 1..2), [1], "{version:?}");
+    }
+}
