@@ -12,6 +12,7 @@ mod wanted;
 pub use types::{Config, Event, HostState, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use braid_model::{ByteCount, Mac, Rate, Time};
 use braid_openflow::Connection;
@@ -140,35 +141,42 @@ enum Complaint {
     TooManyHosts,
 }
 
-/// Packets that may still be forwarded.
+/// Packets that the controller still forwards in this second.
 #[derive(Debug)]
 struct Budget {
     per_second: u32,
     left: u32,
-    filled: Time,
+    since: Time,
+    /// Packets of each place.
+    taken: BTreeMap<Place, u32>,
 }
 
 impl Budget {
-    fn take(&mut self, now: Time) -> bool {
-        let gained = (now.since(self.filled).as_secs_f64() * f64::from(self.per_second)) as u32;
-        if gained > 0 {
-            self.left = self.left.saturating_add(gained).min(self.per_second);
-            self.filled = now;
+    /// Whether a packet from a place may be forwarded. One place gets a quarter of all.
+    fn take(&mut self, now: Time, place: Place) -> bool {
+        if now.since(self.since) >= Duration::from_secs(1) {
+            (self.left, self.since) = (self.per_second, now);
+            self.taken.clear();
         }
-        let any = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        any
+        if self.left == 0 {
+            return false;
+        }
+        let taken = self.taken.entry(place).or_default();
+        let may = *taken < self.per_second.div_ceil(4);
+        *taken += u32::from(may);
+        self.left -= u32::from(may);
+        may
     }
 }
 
 /// Time in which equal packets are forwarded once.
-const FORWARDED: std::time::Duration = std::time::Duration::from_millis(300);
+const FORWARDED: Duration = Duration::from_millis(300);
 /// Most events that wait for the caller.
 const MAX_EVENTS: usize = 10_000;
 /// Most complaints that are remembered.
 const MAX_COMPLAINTS: usize = 10_000;
 /// Time between two equal complaints.
-const COMPLAINT: std::time::Duration = std::time::Duration::from_secs(60);
+const COMPLAINT: Duration = Duration::from_secs(60);
 
 impl Controller {
     /// A controller that knows nothing yet, with the manager `hard`.
@@ -181,7 +189,7 @@ impl Controller {
             next_sweep: now + config.audit_interval,
             edges_at: now,
             forwarded: Duplicates::new(FORWARDED, seed(&config.key)),
-            flood_budget: Budget { per_second: config.slow_path, left: config.slow_path, filled: now },
+            flood_budget: Budget { per_second: config.slow_path, left: config.slow_path, since: now, taken: BTreeMap::new() },
             config,
             peers: BTreeMap::new(),
             switches: BTreeMap::new(),

@@ -122,7 +122,7 @@ impl Controller {
     /// Sends a packet on for which a switch has no entry: to its host, or if it comes from a host, out of all edge ports. A port may look like an edge port
     /// because the switch at its other end is not connected: so that the packet cannot come back, no packet is sent on twice.
     fn forward(&mut self, now: Time, from: Place, frame: &Frame, data: &Bytes, floods: bool) {
-        if !self.flood_budget.take(now) || !self.forwarded.passes(now, None, data) {
+        if !self.flood_budget.take(now, from) || !self.forwarded.passes(now, None, data) {
             return;
         }
         let known = self.hosts.get(frame.destination).map(|host| host.active.clone()).filter(|active| !active.is_empty());

@@ -43,7 +43,7 @@ pub struct Config {
     pub drain: Duration,
     /// Time after which a refused entry is tried again.
     pub retry: Duration,
-    /// Packets per second that the controller forwards itself, to hosts that are not known.
+    /// Packets per second that the controller forwards itself, to hosts that are not known. At most a quarter comes from one port.
     pub slow_path: u32,
     /// Limits of the table of hosts.
     pub hosts: HostLimits,

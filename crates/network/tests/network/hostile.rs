@@ -119,3 +119,16 @@ fn a_host_at_a_cable_cannot_take_the_address_of_a_client() {
         assert_eq!(world.copies(host(1), 1..2), [1], "{version:?}");
     }
 }
+
+#[test]
+fn a_host_that_floods_leaves_others_their_share_of_the_slow_path() {
+    let mut world = two_hosts(0);
+    world.clear();
+    world.stream(host(2), host(99), 80, 1000, 3000, MS(1));
+    // Nobody knows where host 98 is: the controller sends it on to all.
+    world.associate(host(1), 0, Place::new(1, 4));
+    world.hosts.entry(host(98)).or_default().radios.insert(0, Place::new(3, 4));
+    world.stream(host(1), host(98), 80, 1, 20, MS(100));
+    world.run(Duration::from_secs(3));
+    assert!(world.copies(host(98), 1..21).iter().all(|copies| *copies == 1));
+}
