@@ -252,8 +252,16 @@ impl Controller {
             Effect::Flow { owner, .. } => owner,
         };
         self.dirty.owners.insert(owner);
-        if matches!(code, ErrorCode::BadActionBadOutGroup | ErrorCode::MeterModFailedUnknownMeter) {
-            return;
+        // Without groups or meters it may accept the entry. If it did not use them already, trying again at once would never end.
+        if let Some(style) = self.switches.get_mut(&datapath).map(|switch| &mut switch.table.style) {
+            let goes_without = match code {
+                ErrorCode::BadActionBadOutGroup => std::mem::take(&mut style.groups),
+                ErrorCode::MeterModFailedUnknownMeter => std::mem::take(&mut style.meters),
+                _ => false,
+            };
+            if goes_without {
+                return;
+            }
         }
         self.log(Event::RuleRefused { datapath, owner, code });
         self.abandon(owner);

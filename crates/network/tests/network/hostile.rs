@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use braid_network::{AccessKind, Config, Event, Place};
+use braid_openflow::ErrorCode;
 
 use crate::basics::{STYLES, ring};
 use crate::mobility::campus;
@@ -131,4 +132,15 @@ fn a_host_that_floods_leaves_others_their_share_of_the_slow_path() {
     world.stream(host(1), host(98), 80, 1, 20, MS(100));
     world.run(Duration::from_secs(3));
     assert!(world.copies(host(98), 1..21).iter().all(|copies| *copies == 1));
+}
+
+#[test]
+fn a_switch_that_knows_no_group_is_not_asked_without_end() {
+    let mut world = two_hosts(2);
+    let switch = world.switches.get_mut(&3).unwrap();
+    (switch.refuses, switch.flow_mods) = (Some(ErrorCode::BadActionBadOutGroup), 0);
+    world.associate(host(3), 0, Place::new(4, 4));
+    world.run(Duration::from_secs(5));
+    let mods = world.switches[&3].flow_mods;
+    assert!(mods < 20, "{mods} flow-mods");
 }
