@@ -296,6 +296,8 @@ impl Controller {
             });
             switch.uncertain.extend(owners);
         }
+        self.counters.retain(|place, _| place.datapath != datapath);
+        self.loads.retain(|place, _| place.datapath != datapath);
         self.log(Event::SwitchAway { datapath, peer: name, reason });
         self.topology.set_absent(datapath);
         // What waits for this switch is planned anew, around it.
@@ -466,7 +468,10 @@ impl Controller {
     }
 
     fn counted(&mut self, now: Time, datapath: DatapathId, ports: &[PortStats]) {
-        for stats in ports {
+        // A switch may name any port, so only those of access points are kept.
+        let measured: BTreeSet<PortNo> =
+            self.accesses.values().filter(|access| access.place.datapath == datapath).map(|access| access.place.port).collect();
+        for stats in ports.iter().filter(|stats| measured.contains(&stats.port)) {
             let (Some(up), Some(down)) = (stats.rx_bytes, stats.tx_bytes) else { continue };
             let place = Place { datapath, port: stats.port };
             if let Some((at, old_up, old_down)) = self.counters.insert(place, (now, up, down)) {

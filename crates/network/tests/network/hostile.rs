@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use braid_network::{AccessKind, Config, Event, Place};
+use braid_model::Time;
+use braid_network::{AccessKind, Config, ConnectionId, Controller, Event, Place};
 use braid_openflow::ErrorCode;
 
 use crate::basics::{STYLES, ring};
@@ -143,4 +144,29 @@ fn a_switch_that_knows_no_group_is_not_asked_without_end() {
     world.run(Duration::from_secs(5));
     let mods = world.switches[&3].flow_mods;
     assert!(mods < 20, "{mods} flow-mods");
+}
+
+#[test]
+fn a_peer_without_a_common_version_gets_the_reason() {
+    let (now, id) = (Time::ZERO, ConnectionId(1));
+    let mut controller = Controller::new(Config::new([7; 32]), now);
+    controller.connected(now, id, "192.0.2.1:40000");
+    controller.poll_output(id, &mut Vec::new());
+    // A hello of OpenFlow 1.2 with a bitmap that has only 1.2.
+    controller.receive(now, id, &[3, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0, 8, 0, 0, 0, 8]);
+    let (closed, bytes) = controller.poll_closed().unwrap();
+    assert_eq!((bytes[1], closed), (1, id), "an error");
+}
+
+#[test]
+fn the_load_of_a_switch_that_is_away_is_not_known() {
+    let (version, tables) = STYLES[2];
+    let mut world = campus(version, tables, AccessKind::Wifi);
+    world.run(Duration::from_secs(6));
+    let loads =
+        |world: &World| -> Vec<bool> { world.controller.snapshot(world.now).accesses.iter().map(|(_, load)| load.is_some()).collect() };
+    assert_eq!(loads(&world), [true; 4]);
+    world.disconnect(1);
+    world.run(Duration::from_secs(6));
+    assert_eq!(loads(&world), [false, true, true, true]);
 }
