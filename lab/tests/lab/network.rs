@@ -163,7 +163,7 @@ impl Host {
     /// Pings every 20 ms until it is told to end.
     fn keep_pinging(&self, other: &Host) -> Pinging {
         let mut ping = self.command("ping");
-        ping.args(["-i", "0.02", "-q", &other.address.to_string()]).stdout(Stdio::piped());
+        ping.args(["-i", "0.02", &other.address.to_string()]).stdout(Stdio::piped());
         Pinging(ping.spawn().unwrap())
     }
 }
@@ -178,13 +178,12 @@ impl Drop for Host {
 struct Pinging(Child);
 
 impl Pinging {
-    /// Packets that were sent, and answers.
-    fn end(self) -> (u64, u64) {
+    /// Packets up to the last one that was answered, and answers. The answer to a later one may be under way.
+    fn end(self) -> (usize, usize) {
         interrupt(self.0.id());
         let said = text(&self.0.wait_with_output().unwrap().stdout);
-        let counts = said.lines().find(|line| line.contains("packets transmitted")).expect("ping's summary");
-        let numbers: Vec<u64> = counts.split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
-        (numbers[0], numbers[1])
+        let answers: Vec<usize> = said.lines().filter_map(|line| line.split_once("icmp_seq=")?.1.split(' ').next()?.parse().ok()).collect();
+        (answers.iter().copied().max().unwrap_or(0), answers.len())
     }
 }
 
