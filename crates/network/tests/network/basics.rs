@@ -21,6 +21,18 @@ pub(crate) fn ring(version: Version, tables: u8) -> World {
 
 pub(crate) const STYLES: [(Version, u8); 3] = [(Version::V1_0, 1), (Version::V1_3, 1), (Version::V1_3, 254)];
 
+/// Hosts 1 and 2 at switches 1 and 5 of the ring.
+pub(crate) fn two_hosts(version: Version, tables: u8) -> World {
+    let mut world = ring(version, tables);
+    world.converge();
+    world.associate(host(1), 0, Place::new(1, 4));
+    world.associate(host(2), 0, Place::new(5, 4));
+    world.run(MS(200));
+    world.converge();
+    world.clear();
+    world
+}
+
 #[test]
 fn hosts_reach_each_other_once() {
     for (version, tables) in STYLES {
@@ -58,13 +70,7 @@ fn hosts_reach_each_other_once() {
 #[test]
 fn a_link_that_fails_is_avoided_at_once() {
     for (version, tables) in STYLES {
-        let mut world = ring(version, tables);
-        world.converge();
-        world.associate(host(1), 0, Place::new(1, 4));
-        world.associate(host(2), 0, Place::new(5, 4));
-        world.run(MS(200));
-        world.converge();
-        world.clear();
+        let mut world = two_hosts(version, tables);
         world.stream(host(1), host(2), 80, 1, 1000, MS(1));
         world.after(MS(300), |world| world.set_port(Place::new(3, 2), false));
         world.run(MS(1500));

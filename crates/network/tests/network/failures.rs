@@ -11,22 +11,10 @@ use braid_openflow::ids::{Cookie, TableId};
 use braid_openflow::{CloseReason, ErrorCode, Version};
 use bytes::Bytes;
 
-use crate::basics::{STYLES, ring};
+use crate::basics::{STYLES, ring, two_hosts};
 use crate::mobility::campus;
 use crate::support::frames::{announcement, datagram, host};
 use crate::support::world::{MS, World};
-
-/// Hosts 1 and 2 at switches 1 and 5 of the ring.
-fn two_hosts(version: Version, tables: u8) -> World {
-    let mut world = ring(version, tables);
-    world.converge();
-    world.associate(host(1), 0, Place::new(1, 4));
-    world.associate(host(2), 0, Place::new(5, 4));
-    world.run(MS(200));
-    world.converge();
-    world.clear();
-    world
-}
 
 fn entries(world: &World) -> BTreeMap<u64, BTreeSet<String>> {
     world.switches.iter().map(|(datapath, switch)| (*datapath, switch.entries())).collect()

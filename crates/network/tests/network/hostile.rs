@@ -6,22 +6,10 @@ use braid_model::Time;
 use braid_network::{AccessKind, Config, ConnectionId, Controller, Event, Place};
 use braid_openflow::ErrorCode;
 
-use crate::basics::{STYLES, ring};
+use crate::basics::{STYLES, two_hosts};
 use crate::mobility::campus;
 use crate::support::frames::{announcement, datagram, host};
 use crate::support::world::{MS, World};
-
-/// A ring with hosts 1 and 2 at switches 1 and 5.
-fn two_hosts(style: usize) -> World {
-    let (version, tables) = STYLES[style];
-    let mut world = ring(version, tables);
-    world.converge();
-    world.associate(host(1), 0, Place::new(1, 4));
-    world.associate(host(2), 0, Place::new(5, 4));
-    world.run(MS(200));
-    world.converge();
-    world
-}
 
 fn broadcasts_arrive_once(world: &mut World) {
     world.clear();
@@ -33,8 +21,8 @@ fn broadcasts_arrive_once(world: &mut World) {
 
 #[test]
 fn a_switch_that_is_gone_but_forwards_makes_no_loop() {
-    for style in 0..STYLES.len() {
-        let mut world = two_hosts(style);
+    for (version, tables) in STYLES {
+        let mut world = two_hosts(version, tables);
         world.disconnect(2);
         world.run(Duration::from_secs(70));
         assert!(world.events.iter().any(|event| matches!(event, Event::SwitchGone { .. })));
@@ -44,8 +32,8 @@ fn a_switch_that_is_gone_but_forwards_makes_no_loop() {
 
 #[test]
 fn a_switch_that_never_finds_the_new_controller_makes_no_loop() {
-    for style in 0..STYLES.len() {
-        let mut world = two_hosts(style);
+    for (version, tables) in STYLES {
+        let mut world = two_hosts(version, tables);
         world.replace_controller(Config::new([9; 32]));
         for _ in 0..20 {
             world.disconnect(2);
@@ -58,8 +46,8 @@ fn a_switch_that_never_finds_the_new_controller_makes_no_loop() {
 
 #[test]
 fn a_switch_that_drops_lldp_frames_makes_no_loop() {
-    for style in 0..STYLES.len() {
-        let mut world = two_hosts(style);
+    for (version, tables) in STYLES {
+        let mut world = two_hosts(version, tables);
         world.drops_lldp.extend(1..=5);
         world.run(Duration::from_secs(10));
         assert_eq!(world.controller.snapshot(world.now).links, []);
@@ -72,8 +60,8 @@ fn a_switch_that_drops_lldp_frames_makes_no_loop() {
 
 #[test]
 fn a_port_of_a_link_serves_hosts_after_it_is_plugged_anew() {
-    for style in 0..STYLES.len() {
-        let mut world = two_hosts(style);
+    for (version, tables) in STYLES {
+        let mut world = two_hosts(version, tables);
         let (one, other) = (Place::new(1, 1), Place::new(2, 2));
         world.set_port(one, false);
         world.cables.retain(|from, _| *from != one && *from != other);
@@ -124,7 +112,7 @@ fn a_host_at_a_cable_cannot_take_the_address_of_a_client() {
 
 #[test]
 fn a_host_that_floods_leaves_others_their_share_of_the_slow_path() {
-    let mut world = two_hosts(0);
+    let mut world = two_hosts(STYLES[0].0, STYLES[0].1);
     world.clear();
     world.stream(host(2), host(99), 80, 1000, 3000, MS(1));
     // Nobody knows where host 98 is: the controller sends it on to all.
@@ -137,7 +125,7 @@ fn a_host_that_floods_leaves_others_their_share_of_the_slow_path() {
 
 #[test]
 fn a_switch_that_knows_no_group_is_not_asked_without_end() {
-    let mut world = two_hosts(2);
+    let mut world = two_hosts(STYLES[2].0, STYLES[2].1);
     let switch = world.switches.get_mut(&3).unwrap();
     (switch.refuses, switch.flow_mods) = (Some(ErrorCode::BadActionBadOutGroup), 0);
     world.associate(host(3), 0, Place::new(4, 4));
