@@ -42,7 +42,7 @@
 #define DELIVERED_NS 1200000000ULL
 /* A radio that lost repetitions is behind the others by this number at most. */
 #define LAG 2
-/* Bytes of a broadcast that tell it from others. */
+/* Bytes of a frame that tell it from others: with the checksum of a packet, which covers the rest. */
 #define DIGESTED 96
 /* A sample that takes longer was lost. */
 #define LONGEST_RTT_NS 10000000000ULL
@@ -381,13 +381,11 @@ static __attribute__((noinline)) int translate(struct __sk_buff *skb, const stru
 	return exchange_source(skb, &own->mac, &radio->mac);
 }
 
-/* Sends the frame over all radios. Returns the verdict. */
-static __attribute__((noinline)) int send_to_all(struct __sk_buff *skb, const struct braid_adhoc *own)
+/* Sends the frame over these radios. Returns the verdict. */
+static __attribute__((noinline)) int send_over_each(struct __sk_buff *skb, const struct braid_adhoc *own, __u32 left)
 {
 	const struct braid_radio *radio;
-	__u32 left;
 
-	left = own->radios;
 	want_broadcast(skb);
 	for (__u32 place = 0; place < BRAID_RADIOS; place++) {
 		__u32 key = place;
@@ -493,7 +491,7 @@ static __attribute__((noinline)) int send_to_stranger(struct __sk_buff *skb, con
 	if (winner < BRAID_RADIOS)
 		return send_over(skb, own, winner, NULL, NO_NUMBER);
 	count(BRAID_ADHOC_FLOODED);
-	return send_to_all(skb, own);
+	return send_over_each(skb, own, own->radios);
 }
 
 SEC("classifier")
@@ -513,8 +511,11 @@ int braid_adhoc_out(struct __sk_buff *skb)
 
 	if (!own || load(skb, 0, to.byte, 6))
 		return TC_DROP;
+	/* The network knows where this host is. */
+	if (own->served)
+		return send_over_each(skb, own, own->served);
 	if (to.byte[0] & 1)
-		return send_to_all(skb, own);
+		return send_over_each(skb, own, own->radios);
 	plan = bpf_map_lookup_elem(&plans, &to);
 	if (!plan)
 		return send_to_stranger(skb, own, &to);
@@ -573,8 +574,8 @@ INLINE _Bool is_storm(__u32 place, __u64 now, __u64 rate, __u64 burst)
 }
 
 /*
- * Whether another radio has delivered this broadcast already. The sender sends each over all its radios, so the n-th arrival of the same bytes over any radio is
- * the same one. No header is needed, and plain neighbours take part.
+ * Whether another radio has delivered this frame already. Each copy came over another radio, so the n-th arrival of the same bytes over any radio is the same
+ * one. No header is needed, and plain neighbours take part.
  */
 static __attribute__((noinline)) int is_copy(struct __sk_buff *skb, __u32 place)
 {
@@ -744,16 +745,15 @@ int braid_adhoc_in(struct __sk_buff *skb)
 		else
 			bpf_map_update_elem(&strangers, &key, &now, BPF_ANY);
 	}
-	if (head[0] & 1) {
-		if (is_storm(place, now, BRAID_STORM, BRAID_STORM_BURST)) {
-			count(BRAID_ADHOC_STORM);
-			return TC_DROP;
-		}
-		if (is_copy(skb, place)) {
-			count(BRAID_ADHOC_DUPLICATE);
-			return TC_DROP;
-		}
-	} else {
+	if ((head[0] & 1) && is_storm(place, now, BRAID_STORM, BRAID_STORM_BURST)) {
+		count(BRAID_ADHOC_STORM);
+		return TC_DROP;
+	}
+	if (((head[0] & 1) || own->merges) && is_copy(skb, place)) {
+		count(BRAID_ADHOC_DUPLICATE);
+		return TC_DROP;
+	}
+	if (!(head[0] & 1)) {
 		read_flow(skb, &seen);
 		time_acknowledgement(skb, &seen, &from, now);
 	}

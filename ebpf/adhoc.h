@@ -28,6 +28,8 @@ struct braid_adhoc {
 	__u32 device; /* index of the device to which frames from the radios go */
 	__u32 radios; /* a bit for each radio over which frames may leave */
 	struct braid_mac mac;
+	__u32 served; /* in a network whose controller chooses: a bit for each radio over which all frames leave; 0: plans decide */
+	__u32 merges; /* frames for this host arrive over several radios: copies are dropped */
 };
 
 #define BRAID_RADIO_TRANSLATES 1

@@ -12,7 +12,9 @@ mod decision;
 mod footprint;
 mod gateway;
 mod get;
+mod handover;
 mod mixes;
+mod network;
 mod overhead;
 mod proxy;
 mod report;
@@ -96,6 +98,8 @@ const ALL: &[(&str, Bench)] = &[
     ("gateway", gateway::run),
     ("virtual", virtual_device::run),
     ("adhoc", adhoc::run),
+    ("network", network::run),
+    ("handover", handover::run),
 ];
 
 /// Runs the named benchmarks, or all, and returns their reports. Prints progress on standard error. Writes `bench.md` and `bench.json`

@@ -283,6 +283,11 @@ impl Lab {
         self.far.as_ref().unwrap_or(&self.server)
     }
 
+    /// A namespace beside those of the lab.
+    pub(crate) fn namespace(&self, label: &'static str) -> Result<Namespace> {
+        Namespace::new(label, &self.home.mark(), None)
+    }
+
     /// A directory that is removed with the lab.
     pub fn directory(&self) -> &std::path::Path {
         self.home.path()

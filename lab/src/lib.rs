@@ -36,6 +36,7 @@ mod lan;
 mod mesh;
 mod moves;
 mod namespace;
+pub mod network;
 pub mod relay;
 mod responder;
 mod site;
@@ -46,6 +47,7 @@ mod sys;
 pub mod verifier;
 mod watchdog;
 mod web;
+pub mod wifi;
 pub mod workload;
 
 pub use adhoc::{AdhocHost, Babel, adhoc_host};

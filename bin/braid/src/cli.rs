@@ -7,6 +7,7 @@ mod energy;
 mod gateway;
 pub(crate) mod get;
 mod net;
+mod net_join;
 mod past;
 mod relay;
 mod rules;
@@ -30,6 +31,7 @@ pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServ
 pub(crate) use gateway::{Gateway, GatewayAction, GatewaySetup};
 pub(crate) use get::Get;
 pub(crate) use net::{Net, NetAction};
+pub(crate) use net_join::{Identity, NetJoin};
 pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
     Join, Leave, Move, PortRange, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,

@@ -13,6 +13,7 @@ mod gateway;
 mod get;
 mod join;
 mod net;
+mod net_join;
 mod past;
 mod proxy;
 mod relay;

@@ -1,41 +1,62 @@
 //! `braid net`.
 
 use std::io::{self, Write};
+use std::path::Path;
 
-use braid_api::{Accepted, NetworkChange, NetworkPlace, NetworkStatus};
-use braid_daemon::controller::{self, ControllerOptions};
+use braid_api::{Accepted, NetworkAccess, NetworkChange, NetworkPlace, NetworkStatus};
+use braid_daemon::controller::{self, ControllerOptions, Listens};
 
 use crate::cli::{Net, NetAction};
 use crate::client::{self, ClientError};
-use crate::table::{Page, Tone, cell, numbers, toned, words};
-use crate::{print, print_accepted, start};
+use crate::table::{Cell, Page, Tone, cell, numbers, percent, rate, toned, words};
+use crate::{net_join, print, print_accepted, start};
 
 /// Runs the command.
 pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
     match command.action {
         NetAction::Controller(options) => {
             start::log("info", verbose);
-            for address in options.listen.iter().filter(|address| !address.ip().is_loopback()) {
-                let _ = writeln!(
-                    io::stderr(),
-                    "braid: connections to {address} are neither authenticated nor encrypted: whoever reaches it can pose as a switch"
-                );
-            }
-            let wanted = ControllerOptions { listen: options.listen, manager: options.manager, hold: options.hold };
-            controller::run(&wanted, &options.at.socket, |listens| {
-                let listens: Vec<String> = listens.iter().map(ToString::to_string).collect();
-                let _ = writeln!(io::stdout(), "the controller takes switches on {} until this process ends (Ctrl-C)", listens.join(", "));
-            })?;
+            let wanted = ControllerOptions {
+                config: options.config,
+                listen: options.listen,
+                manager: options.manager,
+                hold: options.hold,
+                state_dir: options.identity.state_dir,
+            };
+            controller::run(&wanted, &options.at.socket, ready)?;
         }
+        NetAction::Join(join) => net_join::join(*join, verbose)?,
+        NetAction::Key(identity) => net_join::key(&identity)?,
         NetAction::Status(query) => {
             let status: NetworkStatus = client::read(&query.at.socket, "/v1/network").map_err(no_controller)?;
             print(query.json, &status, show)?;
         }
         NetAction::Manager { host, manager, at } => {
-            let change = NetworkChange { host, manager };
-            print_accepted(&client::send::<Accepted>(&at.socket, "/v1/network", &change).map_err(no_controller)?)?;
+            change(&at.socket, &NetworkChange { host, manager: Some(manager), to: None })?;
         }
+        NetAction::Move { host, access, at } => change(&at.socket, &NetworkChange { host, manager: None, to: Some(access) })?,
     }
+    Ok(())
+}
+
+fn ready(listens: &Listens) {
+    for address in listens.switches.iter().filter(|address| !listens.tls && !address.ip().is_loopback()) {
+        let _ = writeln!(
+            io::stderr(),
+            "braid: connections to {address} are neither authenticated nor encrypted: whoever reaches it can pose as a switch; [tls] in the configuration \
+             changes that"
+        );
+    }
+    let switches: Vec<String> = listens.switches.iter().map(ToString::to_string).collect();
+    let _ = writeln!(io::stdout(), "the controller takes switches on {} until this process ends (Ctrl-C)", switches.join(", "));
+    if let Some((clients, key)) = &listens.clients {
+        let clients: Vec<String> = clients.iter().map(ToString::to_string).collect();
+        let _ = writeln!(io::stdout(), "it takes clients on {}: `braid net join --controller-key {key}`", clients.join(", "));
+    }
+}
+
+fn change(socket: &Path, change: &NetworkChange) -> anyhow::Result<()> {
+    print_accepted(&client::send::<Accepted>(socket, "/v1/network", change).map_err(no_controller)?)?;
     Ok(())
 }
 
@@ -55,6 +76,20 @@ fn place(place: &NetworkPlace) -> String {
 
 fn places(places: &[NetworkPlace]) -> String {
     places.iter().map(place).collect::<Vec<_>>().join(" ")
+}
+
+fn access(access: &NetworkAccess) -> Vec<Cell> {
+    let used = access.rate_up_bps.max(access.rate_down_bps).map(|most| most as f64 / access.capacity_bps.max(1) as f64);
+    vec![
+        cell(Some(&access.id)),
+        cell(Some(place(&access.place))),
+        cell(Some(&access.kind)),
+        cell(access.channel),
+        if access.serves { toned(Some("up"), Tone::Good) } else { toned(Some("down"), Tone::Bad) },
+        cell(rate(access.rate_up_bps)),
+        cell(rate(access.rate_down_bps)),
+        cell(percent(used)),
+    ]
 }
 
 /// A datapath id without leading zeros.
@@ -93,6 +128,20 @@ fn show(page: &mut Page<'_>, status: &NetworkStatus) -> io::Result<()> {
     let rows: Vec<_> = status.links.iter().map(|link| vec![cell(Some(place(&link.one))), cell(Some(place(&link.other)))]).collect();
     page.table(&[words("LINK"), words("AND")], &rows, "no link between switches")?;
     page.line("")?;
+    if !status.accesses.is_empty() {
+        let columns = [
+            words("ACCESS"),
+            words("AT"),
+            words("KIND"),
+            numbers("CHANNEL"),
+            words("STATE"),
+            numbers("FROM HOSTS"),
+            numbers("TO HOSTS"),
+            numbers("USED"),
+        ];
+        page.table(&columns, &status.accesses.iter().map(access).collect::<Vec<_>>(), "")?;
+        page.line("")?;
+    }
     let columns = [words("HOST"), words("AT"), words("ACTIVE"), words("MANAGER"), words("BRAID"), words("ADDRESSES")];
     let rows = status.hosts.iter().map(|host| {
         vec![

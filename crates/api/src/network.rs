@@ -12,6 +12,8 @@ pub struct NetworkStatus {
     pub switches: Vec<NetworkSwitch>,
     /// Links between switches.
     pub links: Vec<NetworkLink>,
+    /// Access points.
+    pub accesses: Vec<NetworkAccess>,
     /// Hosts.
     pub hosts: Vec<NetworkHost>,
     /// Names of the mobility managers.
@@ -66,6 +68,27 @@ pub struct NetworkLink {
     pub other: NetworkPlace,
 }
 
+/// An access point: a port behind which hosts enter by radio.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkAccess {
+    /// Its address: the BSSID of Wi-Fi.
+    pub id: String,
+    /// The port.
+    pub place: NetworkPlace,
+    /// `wired`, `wifi` or `cellular`.
+    pub kind: String,
+    /// Its channel, in the numbers of its kind; `null`: not configured.
+    pub channel: Option<u16>,
+    /// Whether hosts can enter: its port is up, and its switch answers.
+    pub serves: bool,
+    /// What it carries in each direction, in bits per second.
+    pub capacity_bps: u64,
+    /// What comes from its hosts; `null`: not measured.
+    pub rate_up_bps: Option<u64>,
+    /// What goes to its hosts; `null`: not measured.
+    pub rate_down_bps: Option<u64>,
+}
+
 /// A host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NetworkHost {
@@ -83,12 +106,16 @@ pub struct NetworkHost {
     pub client: bool,
 }
 
-/// A change of the network.
+/// A change for a host: either its manager, or where it goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkChange {
     /// Ethernet address of the host.
     pub host: String,
     /// Name of its mobility manager from now on.
-    pub manager: String,
+    #[serde(default)]
+    pub manager: Option<String>,
+    /// Address of the access point to which it is asked to go. The host must run Braid.
+    #[serde(default)]
+    pub to: Option<String>,
 }

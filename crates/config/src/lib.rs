@@ -1,4 +1,4 @@
-//! Reads the configuration file: one TOML document. `braid.example.toml` explains every key.
+//! Reads the configuration file: one TOML document. `braid.example.toml` explains every key, `controller.example.toml` those of [`controller`].
 //!
 //! All errors of a file are reported at once, each with its position, reason and remedy.
 
@@ -6,6 +6,7 @@
 
 mod adhoc;
 mod apps;
+pub mod controller;
 mod detect;
 mod energy;
 mod findings;
@@ -25,7 +26,7 @@ mod world;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use braid_control::config::{Config, Measure, Severity};
+use braid_control::config::{Config, Finding, Measure, Severity};
 use braid_decide::policy::{BondScheduler, ProbeMode, Scheduler};
 use braid_model::{Affinity, ByteCount};
 use toml::de::DeTable;
@@ -55,23 +56,33 @@ pub fn read(path: &Path, world: &World) -> Result<Config, ConfigErrors> {
 
 /// Parses a document; `file` names it in findings.
 pub fn parse(file: &str, text: &str, world: &World) -> Result<Config, ConfigErrors> {
+    let (config, warnings) = document(file, text, "braid.example.toml shows the format", |section| document_of(section, world))?;
+    Ok(Config { warnings, ..config })
+}
+
+/// What `read` makes of a document, and its warnings. `format` is the remedy for a text that is no TOML.
+fn document<T: Default>(
+    file: &str,
+    text: &str,
+    format: &str,
+    read: impl FnOnce(Section<'_>) -> T,
+) -> Result<(T, Vec<Finding>), ConfigErrors> {
     let reader = Reader::new(file, text);
     let (document, broken) = DeTable::parse_recoverable(text);
     for error in &broken {
         let span = error.span().unwrap_or(0..0);
-        reader.refuse(&span, error.message().trim(), "braid.example.toml shows the format");
+        reader.refuse(&span, error.message().trim(), format);
     }
     // A malformed document is not read further: the rest would only produce meaningless findings.
-    let mut config = Config::default();
+    let mut parsed = T::default();
     if broken.is_empty() {
-        config = document_of(Section::new(&reader, "the configuration", document.span(), document.get_ref()), world);
+        parsed = read(Section::new(&reader, "the configuration", document.span(), document.get_ref()));
     }
     let findings = reader.into_findings();
     if findings.iter().any(|finding| finding.severity == Severity::Error) {
         return Err(ConfigErrors::Refused(findings));
     }
-    config.warnings = findings;
-    Ok(config)
+    Ok((parsed, findings))
 }
 
 /// The names of [`Affinity`].

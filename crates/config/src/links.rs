@@ -134,7 +134,8 @@ fn name(value: &Value<'_>) -> Option<Pattern> {
     Some(Pattern::new(text))
 }
 
-fn mac(value: &Value<'_>) -> Option<Mac> {
+/// A hardware address.
+pub(super) fn mac(value: &Value<'_>) -> Option<Mac> {
     let text = value.text()?;
     let remedy = "write six pairs of hexadecimal digits, \"02:00:5e:10:00:01\"";
     text.parse().ok().or_else(|| value.refuse(format!("{text:?} is not a hardware address"), remedy.into()))

@@ -80,6 +80,15 @@ impl<'a> Section<'a> {
         self.get(key)
     }
 
+    /// The value of `key`, which must be there.
+    pub(super) fn need(&mut self, key: &'static str, remedy: &str) -> Option<Value<'a>> {
+        let value = self.take(key);
+        if value.is_none() {
+            self.reader.refuse(&self.span, format!("{} has no {key}", self.what), remedy);
+        }
+        value
+    }
+
     /// The value of `key` as `read` reads it. Sets `refused` if the key is there and its value is not usable: an entry must not apply to more than
     /// its other conditions say.
     pub(super) fn condition<T>(&mut self, key: &'static str, refused: &mut bool, read: impl FnOnce(&Value<'a>) -> Option<T>) -> Option<T> {
@@ -290,7 +299,7 @@ impl<'a> Value<'a> {
         let key = self.key;
         let (reason, remedy) = match value {
             // The key may have square brackets, but only one pair.
-            DeValue::Table(_) if matches!(key, "link" | "app") => (
+            DeValue::Table(_) if matches!(key, "link" | "app" | "access" | "slice" | "host" | "group" | "flow") => (
                 format!("{key} is a single table, but each {key} needs its own entry"),
                 format!("write [[{key}]], with two pairs of square brackets, above each entry"),
             ),

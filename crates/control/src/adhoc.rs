@@ -93,6 +93,9 @@ pub trait Radios {
     fn deliver(&mut self, frame: &[u8]);
     /// Sets the size of the device's largest packet in bytes, and whether frames may be numbered, so that the system cuts packets itself.
     fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError>;
+    /// In a network whose controller knows where this host is: lets all frames leave over the radios `over`, a bit for each place (0: over all that work), and
+    /// drops copies of what arrives if it `merges`.
+    fn set_served(&mut self, over: u32, merges: bool) -> Result<(), SteeringError>;
     /// How this host encrypts for a radio, in a group with a key; `None`: not now.
     fn sending(&mut self, radio: usize) -> Option<Sending>;
     /// Lets arrive what this sender encrypts, from the packet with this number on, over a radio. Nothing of others with its device and radio arrives then.
@@ -188,6 +191,8 @@ pub struct Adhoc<R> {
     addresses: Vec<IpAddr>,
     /// What each host without Braid is told.
     told: BTreeMap<Mac, Told>,
+    /// How frames leave in a network with a controller ([`Radios::set_served`]), and whether that is applied; `None`: this device finds its neighbours itself.
+    served: Option<((u32, bool), bool)>,
     sequence: u32,
     announced: Option<Time>,
     searched: Option<Time>,
@@ -213,6 +218,7 @@ impl<R: Radios> Adhoc<R> {
             applied: Applied::default(),
             addresses: Vec::new(),
             told: BTreeMap::new(),
+            served: None,
             sequence: 0,
             announced: None,
             searched: None,
@@ -227,6 +233,14 @@ impl<R: Radios> Adhoc<R> {
     pub fn with_key(self, key: GroupKey) -> Self {
         let group = Some(Group::new(key, self.secret));
         Self { group, ..self }
+    }
+
+    /// Lets all frames leave over the radios `over`, and drops copies if it `merges`, because a controller chooses ([`Radios::set_served`]). From the first call on,
+    /// this device searches no neighbours.
+    pub fn serve(&mut self, over: u32, merges: bool) {
+        if self.served.is_none_or(|(served, _)| served != (over, merges)) {
+            self.served = Some(((over, merges), false));
+        }
     }
 
     /// What it runs on.
@@ -315,6 +329,9 @@ impl<R: Radios> Adhoc<R> {
 
     /// A frame of Braid arrived over this radio in clear.
     pub fn on_frame(&mut self, now: Time, place: usize, bytes: &[u8]) {
+        if self.served.is_some() {
+            return;
+        }
         if let Some(numbered) = Numbered::decode(bytes) {
             if self.group.is_none() {
                 self.on_numbered(now, place, &numbered);
@@ -488,6 +505,14 @@ impl<R: Radios> Adhoc<R> {
     /// The kernel refuses something. The next call tries again.
     pub fn tick(&mut self, now: Time) -> Result<Time, SteeringError> {
         self.apply_radios(now);
+        self.warnings.retain(|_, seen| now.since(*seen) < WARNED);
+        if let Some(((over, merges), is_applied)) = &mut self.served {
+            if !*is_applied {
+                self.backend.set_served(*over, *merges)?;
+                *is_applied = true;
+            }
+            return Ok(now + BUSY);
+        }
         self.read_counts(now)?;
         self.admit(now)?;
         self.database.expire(now, &self.settings.terms);
@@ -496,7 +521,6 @@ impl<R: Radios> Adhoc<R> {
         self.search(now)?;
         self.apply_neighbours()?;
         self.tell_plain(now);
-        self.warnings.retain(|_, seen| now.since(*seen) < WARNED);
         Ok(now + if busy { BUSY } else { QUIET })
     }
 
@@ -504,7 +528,10 @@ impl<R: Radios> Adhoc<R> {
         for radio in self.radios.iter_mut().flatten() {
             radio.refused.take_if(|(_, at)| now.since(*at) >= RETRIED);
         }
-        let ports: [_; MAX_RADIOS] = std::array::from_fn(|place| self.radios[place].as_ref().and_then(Radio::port));
+        // Where a controller chooses, the caller knows which radios have links, and sooner: the system reports changes of carriers once a second at most.
+        let is_served = self.served.is_some();
+        let port = |place: usize| self.radios[place].as_ref()?.port().map(|port| Port { works: port.works || is_served, ..port });
+        let ports: [_; MAX_RADIOS] = std::array::from_fn(port);
         if ports != self.applied.ports {
             for (place, reason) in self.backend.set_radios(&ports) {
                 if let Some(radio) = &mut self.radios[place] {
@@ -595,6 +622,9 @@ impl<R: Radios> Adhoc<R> {
 
     /// Tells the neighbours that the device goes.
     pub fn say_goodbye(&mut self, now: Time) {
+        if self.served.is_some() {
+            return;
+        }
         self.sequence = self.sequence.wrapping_add(1);
         for place in 0..MAX_RADIOS {
             self.send_frame(now, place, (BROADCAST, Kind::Announcement, self.sequence), 0);

@@ -43,6 +43,7 @@ enum Command {
     View(ReplySender<AdhocStatus>),
     Change(AdhocChange, ReplySender<Accepted>),
     LowBattery(bool),
+    Serve { over: u32, merges: bool },
     End,
 }
 
@@ -121,6 +122,31 @@ impl AdhocThread {
     /// Changes the device, and answers.
     pub fn change(&self, change: AdhocChange, reply: ReplySender<Accepted>) {
         let _ = self.commands.send(Command::Change(change, reply));
+    }
+
+    /// Lets all frames leave over these radios, a bit for each place, as a controller chose ([`Adhoc::serve`]).
+    pub fn serve(&self, over: u32, merges: bool) {
+        let _ = self.commands.send(Command::Serve { over, merges });
+    }
+
+    /// Answers a request of a process that has nothing but this device. `false`: it ends the device.
+    pub fn answer(&self, request: Request) -> bool {
+        match request {
+            Request::Adhoc(reply) => self.view(reply),
+            Request::ChangeAdhoc(change, reply) => self.change(change, reply),
+            Request::AdhocUp(_, reply) => {
+                let detail = format!("{} is up already, in a process of its own: `braid adhoc down --name {0}` ends it", self.name);
+                let _ = reply.send(Err(RequestError::conflict("Not made", detail)));
+            }
+            Request::AdhocDown(reply) => {
+                let message = format!("{} is removed; its radios are as before", self.name);
+                let _ = reply.send(Ok(Accepted { message, warnings: Vec::new() }));
+                return false;
+            }
+            // Everything else needs the daemon. The client gets the error of a process that ends.
+            _ => {}
+        }
+        true
     }
 
     /// The battery's state has changed.
@@ -216,6 +242,10 @@ impl Worker {
                         let _ = reply.send(changed);
                     }
                     Ok(Command::LowBattery(low)) => self.adhoc.set_low_battery(low),
+                    Ok(Command::Serve { over, merges }) => {
+                        self.adhoc.serve(over, merges);
+                        next = now();
+                    }
                     Ok(Command::End) | Err(sync::TryRecvError::Disconnected) => {
                         self.adhoc.say_goodbye(now());
                         return self.adhoc.into_backend().into_programs();
@@ -290,21 +320,8 @@ async fn serve(settings: AdhocSettings, socket: &Path, sys: &Path, ready: impl F
                 anyhow::bail!("{} is gone: somebody has removed it", device.name());
             },
             Some(supply) = supply.recv() => device.set_supply(supply.as_ref()),
-            request = inbox.recv() => match request {
-                None => break,
-                Some(Request::Adhoc(reply)) => device.view(reply),
-                Some(Request::ChangeAdhoc(change, reply)) => device.change(change, reply),
-                Some(Request::AdhocUp(_, reply)) => {
-                    let detail = format!("{} is up already, in a process of its own: `braid adhoc down --name {0}` ends it", device.name());
-                    let _ = reply.send(Err(RequestError::conflict("Not made", detail)));
-                }
-                Some(Request::AdhocDown(reply)) => {
-                    let message = format!("{} is removed; its radios are as before", device.name());
-                    let _ = reply.send(Ok(Accepted { message, warnings: Vec::new() }));
-                    break;
-                }
-                // Everything else needs the daemon. The client gets the error of a process that ends.
-                Some(_) => {}
+            request = inbox.recv() => if request.is_none_or(|request| !device.answer(request)) {
+                break;
             },
         }
     }

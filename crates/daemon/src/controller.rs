@@ -3,44 +3,70 @@
 //! One task owns the controller. For each switch there are two more: one reads, the other writes what it is given, one piece at a time. So a switch that
 //! does not read makes its own connection's queue grow, which the controller limits.
 
+mod clients;
+mod connections;
+mod settings;
+mod tls;
+mod view;
+
+pub use braid_network::mobility::NAMES as MANAGERS;
+
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::path::Path;
+use std::sync::Arc;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use braid_api::{Accepted, NetworkChange, NetworkHost, NetworkLink, NetworkPlace, NetworkPort, NetworkStatus, NetworkSwitch};
+use braid_bond::host::Source;
+use braid_config::ConfigErrors;
+use braid_config::controller::ControllerConfig;
 use braid_control::RequestError;
 use braid_decide::bucket::Bucket;
 use braid_http::{Api, Request, ServeError, Server, Serving};
-use braid_model::{ByteCount, Mac, Rate};
-use braid_network::mobility::{HoldFrom, Hoolock, NCast};
-use braid_network::{Config, ConnectionId, Controller, Event, Phase, Place, Scope, Snapshot};
+use braid_model::key::PublicKey;
+use braid_model::{ByteCount, Rate, Time};
+use braid_network::mobility::{Balance, BalanceTerms, HoldFrom, Hoolock, NCast, Predict};
+use braid_network::{Config, ConnectionId, Controller, Event};
+use braid_network::wire::ALPN;
+use braid_peer::keys::KeyPair;
+use braid_peer::quota::{Permit, Quota};
+use braid_peer::state::StateDir;
+use braid_peer::tls::{self as peer_tls, stream_server};
 use braid_peer::shared;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::sys::process::raise_open_files;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_rustls::TlsAcceptor;
 
 use crate::system::notify;
+use clients::{ClientArrival, Clients};
+use connections::{Arrival, Newcomer};
+use settings::Applied;
 
-/// Names of the mobility managers.
-pub const MANAGERS: [&str; 3] = ["hard", "hoolock", "n-cast"];
+/// Where switches connect if nothing else is said.
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 6653);
+/// For how long managers keep an old attachment if nothing else is said.
+const DEFAULT_HOLD: Duration = Duration::from_secs(2);
 /// Copies of a packet of a host that moves under `n-cast`: the bicast of the thesis.
 const COPIES: usize = 2;
-/// Most connections of switches at once.
-const MAX_CONNECTIONS: usize = 1024;
+/// Most switches at once, and most of them from one source.
+const MAX_SWITCHES: usize = 1024;
+const MAX_SWITCHES_OF_SOURCE: usize = 512;
 /// Pieces of what switches sent that may wait. Readers then wait, in turn.
 const MAX_WAITING: usize = 256;
-/// Size of such a piece at most.
-const PIECE: usize = 16 << 10;
+/// Size of a piece that is written at most.
+const PIECE: usize = 64 << 10;
 /// Time to write what is left on a connection that is closed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Interval at which clients are told the loads of access points.
+const LOADS: Duration = Duration::from_secs(2);
+/// File name of the controller's key in its state directory.
+const CONTROLLER_KEY: &str = "controller.key";
 /// Delay before the next connection is accepted if the system cannot accept one.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
@@ -48,22 +74,53 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 const LOG_RATE: Rate = Rate::from_bps(32_000);
 const LOG_BURST: ByteCount = ByteCount::new(200_000);
 
-/// What a controller does.
-#[derive(Debug, Clone)]
+/// What a controller does. What is given here counts more than the file.
+#[derive(Debug, Clone, Default)]
 pub struct ControllerOptions {
+    /// The configuration file. It is read again after SIGHUP.
+    pub config: Option<PathBuf>,
     /// Where switches connect.
     pub listen: Vec<SocketAddr>,
     /// The mobility manager of hosts for which none is chosen; one of [`MANAGERS`].
-    pub manager: String,
+    pub manager: Option<String>,
     /// For how long `hoolock` holds the old link, and `n-cast` casts to both.
-    pub hold: Duration,
+    pub hold: Option<Duration>,
+    /// Directory with the controller's key, by which clients know it.
+    pub state_dir: PathBuf,
 }
 
-/// Runs a controller until a signal ends it. The entries of the switches stay. `ready` is called with the addresses once switches can connect.
+impl ControllerOptions {
+    /// The configuration: the file's, these options, and defaults.
+    fn read(&self) -> Result<ControllerConfig, ConfigErrors> {
+        let mut config = self.config.as_deref().map(braid_config::controller::load).transpose()?.unwrap_or_default();
+        if !self.listen.is_empty() {
+            config.listen.clone_from(&self.listen);
+        }
+        if config.listen.is_empty() {
+            config.listen.push(DEFAULT_LISTEN);
+        }
+        config.manager = self.manager.clone().or(config.manager);
+        config.hold = self.hold.or(config.hold);
+        Ok(config)
+    }
+}
+
+/// Where a controller listens.
+#[derive(Debug, Clone)]
+pub struct Listens {
+    /// Where switches connect.
+    pub switches: Vec<SocketAddr>,
+    /// Whether they must use TLS.
+    pub tls: bool,
+    /// Where clients connect, and the key that they name.
+    pub clients: Option<(Vec<SocketAddr>, PublicKey)>,
+}
+
+/// Runs a controller until a signal ends it. The entries of the switches stay. `ready` is called once switches can connect.
 ///
 /// # Errors
-/// An address cannot be listened on, the API's socket cannot be served, or the system has no random numbers.
-pub fn run(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[SocketAddr])) -> anyhow::Result<()> {
+/// The configuration is refused, an address cannot be listened on, the API's socket cannot be served, or the system has no random numbers.
+pub fn run(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&Listens)) -> anyhow::Result<()> {
     let _ = raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(serve(options, socket, ready));
@@ -71,11 +128,20 @@ pub fn run(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[Sock
     result
 }
 
-async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[SocketAddr])) -> anyhow::Result<()> {
+async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&Listens)) -> anyhow::Result<()> {
+    let config = options.read()?;
+    config.warnings.iter().for_each(|finding| tracing::warn!("{finding}"));
+    let acceptor = config.tls.as_ref().map(tls::acceptor).transpose()?;
     let mut listeners = Vec::new();
-    for address in &options.listen {
+    for address in &config.listen {
         let remedy = || format!("cannot listen on {address} for switches: end what uses it, or choose another address with --listen");
         listeners.push(TcpListener::bind(address).await.with_context(remedy)?);
+    }
+    let identity = Some(&config.clients_listen).filter(|listen| !listen.is_empty()).map(|_| identity(&options.state_dir)).transpose()?;
+    let mut client_listeners = Vec::new();
+    for address in &config.clients_listen {
+        let remedy = || format!("cannot listen on {address} for clients: end what uses it, or choose another address in [clients]");
+        client_listeners.push(TcpListener::bind(address).await.with_context(remedy)?);
     }
     let server = Server::bind(socket).map_err(|error| match error {
         ServeError::InUse(path) => {
@@ -88,19 +154,40 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[
     })?;
     crate::privilege::narrow_to_nothing().context("cannot drop the privileges that are not needed")?;
     let listens = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
+    let clients = client_listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
+    let clients = identity.as_ref().map(|identity| (clients, identity.public()));
+    let listens = Listens { switches: listens, tls: acceptor.is_some(), clients };
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    // Without a file the signal ends the process, as usual.
+    let mut hangup = options.config.as_ref().map(|_| signal(SignalKind::hangup())).transpose()?;
     let (requests, mut inbox) = mpsc::channel(64);
     let (api, _feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
     let (arrivals, mut arrived) = mpsc::channel(MAX_WAITING);
-    let accepting: Vec<JoinHandle<()>> = listeners.into_iter().map(|listener| tokio::spawn(accept(listener, arrivals.clone()))).collect();
+    let newcomers = connections::places();
+    let accept = |listener| tokio::spawn(connections::accept(listener, acceptor.clone(), newcomers.clone(), arrivals.clone()));
+    let mut accepting: Vec<JoinHandle<()>> = listeners.into_iter().map(accept).collect();
+    let (client_arrivals, mut client_arrived) = mpsc::channel(MAX_WAITING);
+    let (keys, known) = watch::channel(clients::Keys::default());
+    if let Some(identity) = &identity {
+        let acceptor = TlsAcceptor::from(Arc::new(stream_server(identity, peer_tls::Clients::Keyed, ALPN)?));
+        let accept = |listener| tokio::spawn(clients::accept(listener, acceptor.clone(), known.clone(), client_arrivals.clone()));
+        accepting.extend(client_listeners.into_iter().map(accept));
+    }
     let mut switches = Switches {
-        controller: controller(options)?,
+        controller: controller(&config)?,
+        config: ControllerConfig::default(),
+        applied: Applied::default(),
         connections: BTreeMap::new(),
+        places: Quota::new(MAX_SWITCHES, MAX_SWITCHES_OF_SOURCE),
         last: 0,
         log: Log { bytes: Bucket::new(LOG_RATE, LOG_BURST, now()), omitted: 0 },
         arrivals,
+        clients: Clients::default(),
+        keys,
+        next_loads: now(),
     };
+    switches.configure(config);
     ready(&listens);
     notify("READY=1");
     loop {
@@ -108,21 +195,12 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[
         tokio::select! {
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
+            () = received(&mut hangup) => switches.reload(options),
             Some(arrival) = arrived.recv() => switches.on_arrival(arrival),
+            Some(arrival) = client_arrived.recv() => switches.on_client(arrival),
             request = inbox.recv() => match request {
                 None => break,
-                Some(Request::Network(reply)) => {
-                    let _ = reply.send(Ok(status(&listens, switches.controller.snapshot(now()))));
-                }
-                Some(Request::ChangeNetwork(change, reply)) => {
-                    let _ = reply.send(switches.change(&change));
-                }
-                Some(Request::Down(reply)) => {
-                    let detail = "this socket is that of a network controller: end its process, or name the daemon's socket with --socket";
-                    let _ = reply.send(Err(RequestError::conflict("Not ended", detail)));
-                }
-                // Everything else needs the daemon. The client gets the error of a process that ends.
-                Some(_) => {}
+                Some(request) => switches.on_request(request, &listens),
             },
             () = sleep_until(Instant::now() + due) => {}
         }
@@ -134,6 +212,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[
         if switches.controller.poll_timeout().is_some_and(|due| due <= now()) {
             switches.controller.handle_timeout(now());
         }
+        switches.retry();
         switches.pump();
     }
     accepting.iter().for_each(JoinHandle::abort);
@@ -141,69 +220,42 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&[
     Ok(())
 }
 
+/// The keys by which clients know the controller.
+fn identity(state_dir: &Path) -> anyhow::Result<KeyPair> {
+    Ok(KeyPair::load_or_generate(&StateDir::open(state_dir)?, CONTROLLER_KEY)?)
+}
+
+async fn received(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
 /// A controller with the managers of [`MANAGERS`]. Frames of an earlier start prove no link any more.
-fn controller(options: &ControllerOptions) -> anyhow::Result<Controller> {
+fn controller(config: &ControllerConfig) -> anyhow::Result<Controller> {
     let mut key = [0; 32];
     for part in key.chunks_exact_mut(8) {
         part.copy_from_slice(&shared::random()?.to_ne_bytes());
     }
-    let mut controller = Controller::new(Config { manager: options.manager.clone(), ..Config::new(key) }, now());
-    controller.add_manager(Box::new(Hoolock::new(options.hold, HoldFrom::default())));
-    controller.add_manager(Box::new(NCast::new(options.hold, COPIES)));
+    let mut controller = Controller::new(Config::new(key), now());
+    let hold = config.hold.unwrap_or(DEFAULT_HOLD);
+    let hoolock = || Hoolock::new(hold, HoldFrom::default());
+    controller.add_manager(Box::new(hoolock()));
+    controller.add_manager(Box::new(NCast::new(hold, COPIES)));
+    controller.add_manager(Box::new(Predict::new(hoolock())));
+    controller.add_manager(Box::new(Balance::new(hoolock(), BalanceTerms::default())));
     Ok(controller)
 }
 
-/// What the tasks of connections report.
-enum Arrival {
-    /// A switch has connected.
-    New(TcpStream, SocketAddr),
-    /// It sent this.
-    Bytes(ConnectionId, Vec<u8>),
-    /// What it was given is written.
-    Written(ConnectionId),
-    /// It ended the connection, or the connection failed.
-    Ended(ConnectionId),
-}
-
-async fn accept(listener: TcpListener, arrivals: mpsc::Sender<Arrival>) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                if arrivals.send(Arrival::New(stream, peer)).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a switch; trying again");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-            }
-        }
-    }
-}
-
-async fn read(mut stream: OwnedReadHalf, id: ConnectionId, arrivals: mpsc::Sender<Arrival>) {
-    let mut piece = vec![0; PIECE];
-    while let Ok(size @ 1..) = stream.read(&mut piece).await {
-        if arrivals.send(Arrival::Bytes(id, piece[..size].to_vec())).await.is_err() {
-            return;
-        }
-    }
-    let _ = arrivals.send(Arrival::Ended(id)).await;
-}
-
-async fn write(mut stream: OwnedWriteHalf, id: ConnectionId, mut pieces: mpsc::Receiver<Vec<u8>>, arrivals: mpsc::Sender<Arrival>) {
-    while let Some(piece) = pieces.recv().await {
-        let written = stream.write_all(&piece).await;
-        let arrival = if written.is_ok() { Arrival::Written(id) } else { Arrival::Ended(id) };
-        if arrivals.send(arrival).await.is_err() || written.is_err() {
-            return;
-        }
-    }
-    let _ = stream.shutdown().await;
-}
-
-/// The connection of a switch.
+/// The connection of a switch, or of somebody who has not shown one.
 struct Connected {
+    peer: SocketAddr,
+    /// Its place, among switches or among newcomers.
+    place: Permit<Source>,
+    is_switch: bool,
     /// Of two places, so that last words fit behind a piece that is being written.
     pieces: mpsc::Sender<Vec<u8>>,
     is_writing: bool,
@@ -237,20 +289,57 @@ impl Log {
 
 struct Switches {
     controller: Controller,
+    /// The configuration in force.
+    config: ControllerConfig,
+    applied: Applied,
     connections: BTreeMap<ConnectionId, Connected>,
+    /// The places of connections whose switches are known.
+    places: Quota<Source>,
     last: u64,
     log: Log,
     arrivals: mpsc::Sender<Arrival>,
+    clients: Clients,
+    /// The hosts whose keys are in the configuration.
+    keys: watch::Sender<clients::Keys>,
+    /// When clients are told the loads of access points next.
+    next_loads: Time,
 }
 
 impl Switches {
+    fn on_request(&mut self, request: Request, listens: &Listens) {
+        match request {
+            Request::Network(reply) => drop(reply.send(Ok(view::status(&listens.switches, self.controller.snapshot(now()))))),
+            Request::ChangeNetwork(change, reply) => drop(reply.send(self.change(&change))),
+            Request::Down(reply) => {
+                let detail = "this socket is that of a network controller: end its process, or name the daemon's socket with --socket";
+                let _ = reply.send(Err(RequestError::conflict("Not ended", detail)));
+            }
+            other => {
+                let detail =
+                    "this socket is that of a network controller, which serves only `braid net`: name the daemon's socket with --socket";
+                other.refuse(RequestError::conflict("Not here", detail));
+            }
+        }
+    }
+
     fn on_arrival(&mut self, arrival: Arrival) {
         match arrival {
-            Arrival::New(stream, peer) => self.on_connection(stream, peer),
-            Arrival::Bytes(id, bytes) => self.controller.receive(now(), id, &bytes),
+            Arrival::New(newcomer) => self.on_newcomer(newcomer),
+            Arrival::Failed(text) => self.log.write(&text, true),
+            Arrival::Bytes(id, bytes) => {
+                self.controller.receive(now(), id, &bytes);
+                self.seat(id);
+            }
             Arrival::Written(id) => {
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.is_writing = false;
+                }
+            }
+            Arrival::Displaced(id) => {
+                if let Some(connection) = self.connections.get(&id).filter(|connection| !connection.is_switch) {
+                    let text = format!("{} was cut off: it showed no switch before others took its place", connection.peer);
+                    self.log.write(&text, true);
+                    self.controller.close(now(), id);
                 }
             }
             Arrival::Ended(id) => {
@@ -263,28 +352,41 @@ impl Switches {
         }
     }
 
-    fn on_connection(&mut self, stream: TcpStream, peer: SocketAddr) {
-        if self.connections.len() >= MAX_CONNECTIONS {
-            self.log.write(&format!("{peer} was refused: there are {MAX_CONNECTIONS} connections of switches already"), true);
-            return;
-        }
-        // Commands are small, and wait for nothing.
-        let _ = stream.set_nodelay(true);
+    fn on_newcomer(&mut self, newcomer: Newcomer) {
+        let Newcomer { peer, reading, writing, place, displaced } = newcomer;
         self.last += 1;
         let id = ConnectionId(self.last);
-        let (reading, writing) = stream.into_split();
         let (pieces, given) = mpsc::channel(2);
-        let reader = tokio::spawn(read(reading, id, self.arrivals.clone()));
-        let writer = tokio::spawn(write(writing, id, given, self.arrivals.clone()));
-        self.connections.insert(id, Connected { pieces, is_writing: false, reader, writer });
+        let reader = tokio::spawn(connections::read(reading, id, displaced, self.arrivals.clone()));
+        let writer = tokio::spawn(connections::write(writing, id, given, self.arrivals.clone()));
+        self.connections.insert(id, Connected { peer, place, is_switch: false, pieces, is_writing: false, reader, writer });
         self.controller.connected(now(), id, &peer.to_string());
+    }
+
+    /// A connection that has shown its switch gets a place among switches, and leaves the one of a newcomer.
+    fn seat(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id).filter(|connection| !connection.is_switch) else { return };
+        if !self.controller.is_ready(id) {
+            return;
+        }
+        match self.places.try_take(connection.place.origin()) {
+            Some(place) => (connection.place, connection.is_switch) = (place, true),
+            None => {
+                let text = format!(
+                    "the switch at {} was refused: there are {MAX_SWITCHES} switches already, or {MAX_SWITCHES_OF_SOURCE} from its address",
+                    connection.peer
+                );
+                self.log.write(&text, true);
+                self.controller.close(now(), id);
+            }
+        }
     }
 
     /// Takes what the controller has for switches and for the log.
     fn pump(&mut self) {
         for (id, connection) in &mut self.connections {
             let mut piece = Vec::new();
-            if !connection.is_writing && self.controller.poll_output(*id, &mut piece) && !piece.is_empty() {
+            if !connection.is_writing && self.controller.poll_part(*id, PIECE, &mut piece) && !piece.is_empty() {
                 connection.is_writing = connection.pieces.try_send(piece).is_ok();
             }
         }
@@ -305,26 +407,19 @@ impl Switches {
         while let Some(event) = self.controller.poll_event() {
             self.log.write(&event.to_string(), is_trouble(&event));
         }
-        // No client has a way to receive them yet.
-        while self.controller.poll_notice().is_some() {}
+        while let Some((host, notice)) = self.controller.poll_notice() {
+            self.clients.tell(host, notice);
+        }
+        if now() >= self.next_loads {
+            self.next_loads = now() + LOADS;
+            self.clients.tell_loads(self.controller.utilisations().collect());
+        }
     }
 
-    fn change(&mut self, change: &NetworkChange) -> Result<Accepted, RequestError> {
-        let invalid = |detail: String| RequestError::invalid("Not changed", detail);
-        let host: Mac = change.host.parse().map_err(|_| {
-            invalid(format!(
-                "host = {:?} is no Ethernet address such as 02:00:00:00:00:01: `braid net status` shows the hosts",
-                change.host
-            ))
-        })?;
-        let request = braid_network::Request::UseManager { scope: Scope::Host(host), manager: change.manager.clone() };
-        self.controller
-            .request(now(), request)
-            .map_err(|error| invalid(format!("{error}: `braid net status` shows the hosts; the managers are {}", MANAGERS.join(", "))))?;
-        Ok(Accepted {
-            message: format!("{host} has the mobility manager {} until the controller ends", change.manager),
-            warnings: Vec::new(),
-        })
+    fn on_client(&mut self, arrival: ClientArrival) {
+        if let Some((line, is_trouble)) = self.clients.on_arrival(&mut self.controller, arrival) {
+            self.log.write(&line, is_trouble);
+        }
     }
 }
 
@@ -342,41 +437,4 @@ fn is_trouble(event: &Event) -> bool {
             | Event::HostGone { .. }
             | Event::Routed { .. }
     )
-}
-
-fn status(listens: &[SocketAddr], snapshot: Snapshot) -> NetworkStatus {
-    let switch = |switch: braid_network::SwitchState| NetworkSwitch {
-        datapath: format!("{:016x}", switch.datapath.0),
-        peer: switch.peer,
-        state: match switch.phase {
-            Phase::Live => "live",
-            Phase::Reading => "reading",
-            Phase::Settling { .. } => "settling",
-            Phase::Silent => "silent",
-            Phase::Away { .. } => "away",
-        }
-        .to_owned(),
-        entries: switch.entries as u64,
-        ports: switch.ports.into_iter().map(|(at, name, up, edge)| NetworkPort { number: at.port.0, name, up, edge }).collect(),
-    };
-    let host = |host: braid_network::HostState| NetworkHost {
-        mac: host.host.to_string(),
-        addresses: host.addresses.iter().map(ToString::to_string).collect(),
-        attachments: host.attachments.into_keys().map(place).collect(),
-        active: host.active.into_iter().map(place).collect(),
-        manager: host.manager,
-        client: host.is_client,
-    };
-    NetworkStatus {
-        listens: listens.iter().map(ToString::to_string).collect(),
-        switches: snapshot.switches.into_iter().map(switch).collect(),
-        links: snapshot.links.into_iter().map(|link| NetworkLink { one: place(link.one), other: place(link.other) }).collect(),
-        hosts: snapshot.hosts.into_iter().map(host).collect(),
-        managers: snapshot.managers,
-        converged: snapshot.converged,
-    }
-}
-
-fn place(place: Place) -> NetworkPlace {
-    NetworkPlace { datapath: format!("{:016x}", place.datapath.0), port: place.port.0 }
 }

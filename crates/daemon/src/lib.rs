@@ -46,6 +46,8 @@ pub mod adhoc;
 mod answers;
 pub mod background;
 pub mod controller;
+pub mod joined;
+mod lines;
 mod peering;
 pub mod peers;
 mod polls;

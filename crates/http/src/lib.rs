@@ -142,6 +142,52 @@ pub enum Request {
     Down(ReplySender<Accepted>),
 }
 
+impl Request {
+    /// Answers with an error.
+    pub fn refuse(self, error: RequestError) {
+        fn answer<T>(reply: ReplySender<T>, error: RequestError) {
+            let _ = reply.send(Err(error));
+        }
+        match self {
+            Self::Status(reply) => answer(reply, error),
+            Self::Links(reply) => answer(reply, error),
+            Self::Flows(reply) => answer(reply, error),
+            Self::Apps(reply) => answer(reply, error),
+            Self::Policy(reply) => answer(reply, error),
+            Self::Explain(_, reply) => answer(reply, error),
+            Self::Peers(reply) => answer(reply, error),
+            Self::Facts(reply) => answer(reply, error),
+            Self::Clients(reply) => answer(reply, error),
+            Self::Rewrites(reply) => answer(reply, error),
+            Self::Rewrite(_, reply) => answer(reply, error),
+            Self::ProgramRules(reply) => answer(reply, error),
+            Self::Subscribe(_, reply) => answer(reply, error),
+            Self::Notes(_, reply) => answer(reply, error),
+            Self::History(_, _, reply) => answer(reply, error),
+            Self::AppHistory(_, _, _, reply) => answer(reply, error),
+            Self::Gains(_, reply) => answer(reply, error),
+            Self::Tradeoff(reply) => answer(reply, error),
+            Self::Config(reply) => answer(reply, error),
+            Self::Preview(_, reply) | Self::Apply(_, reply) => answer(reply, error),
+            Self::Undo(reply) => answer(reply, error),
+            Self::Adhoc(reply) => answer(reply, error),
+            Self::Network(reply) => answer(reply, error),
+            Self::Join(_, reply)
+            | Self::Leave(_, reply)
+            | Self::Move(_, reply)
+            | Self::SetFact(_, reply)
+            | Self::ChangeRule(_, _, reply)
+            | Self::ChangeAdhoc(_, reply)
+            | Self::AdhocUp(_, reply)
+            | Self::AdhocDown(reply)
+            | Self::ChangeNetwork(_, reply)
+            | Self::Reload(reply)
+            | Self::Down(reply) => answer(reply, error),
+            Self::ProgramEnded(_) => {}
+        }
+    }
+}
+
 /// Reason why the API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -407,6 +453,7 @@ mod tests {
                 Request::Explain(request, reply) => {
                     drop(reply.send(Err(RequestError::not_found("Not found", format!("no flow {:?}", request.flow)))));
                 }
+                other @ Request::Links(_) => other.refuse(RequestError::conflict("Not here", "ask elsewhere")),
                 // Dropped without an answer, like in a core that is ending.
                 _ => {}
             }
@@ -444,6 +491,7 @@ mod tests {
             ("POST /v1/explain", "{\"flow\":9}", "404", "no flow Some(9)"),
             ("POST /v1/explain", "{\"flw\":9}", "400", "flw"),
             ("GET /v1/flows", "", "503", "braid up"),
+            ("GET /v1/links", "", "409", "ask elsewhere"),
             ("GET /v1/nonsense", "", "404", "/v1/status"),
             ("GET /v1/down", "", "405", "POST"),
             ("GET /v1/metrics", "", "200", "braid_flows 3"),

@@ -252,9 +252,28 @@ impl Controller {
         }
     }
 
+    /// Ends a connection.
+    pub fn close(&mut self, now: Time, connection: ConnectionId) {
+        if let Some(peer) = self.peers.get_mut(&connection) {
+            peer.connection.close();
+            self.connection_events(now, connection);
+            self.work(now);
+        }
+    }
+
     /// Moves the bytes that wait for a switch to the end of `out`. `false` if there are none.
     pub fn poll_output(&mut self, connection: ConnectionId, out: &mut Vec<u8>) -> bool {
         self.peers.get_mut(&connection).is_some_and(|peer| peer.connection.poll_output(out))
+    }
+
+    /// Moves at most `most` bytes that wait for a switch to the end of `out`. `false` if there are none.
+    pub fn poll_part(&mut self, connection: ConnectionId, most: usize, out: &mut Vec<u8>) -> bool {
+        self.peers.get_mut(&connection).is_some_and(|peer| peer.connection.poll_part(most, out))
+    }
+
+    /// Whether a connection is that of a switch: its handshake is done, and it was not refused.
+    pub fn is_ready(&self, connection: ConnectionId) -> bool {
+        self.peers.get(&connection).is_some_and(|peer| peer.datapath.is_some())
     }
 
     /// The next connection to close, and the bytes to write before.

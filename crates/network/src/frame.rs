@@ -31,7 +31,7 @@ pub(crate) fn is_multicast(mac: Mac) -> bool {
 }
 
 /// The Ethernet address of a multicast group. Sources: RFC 1112 section 6.4, RFC 2464 section 7.
-pub(crate) fn group_address(address: IpAddr) -> Option<Mac> {
+pub fn group_address(address: IpAddr) -> Option<Mac> {
     match address {
         IpAddr::V4(v4) if v4.is_multicast() => {
             let [_, b, c, d] = v4.octets();

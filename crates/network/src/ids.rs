@@ -89,7 +89,7 @@ pub struct SliceId(pub u32);
 pub struct FlowId(pub u32);
 
 /// Which packets to a host, or from it, are a chosen flow. What is `None` may have any value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlowSpec {
     /// The host that receives the packets.
     pub to: Mac,

@@ -40,9 +40,12 @@ pub mod merge;
 pub mod mobility;
 pub mod paths;
 mod rules;
+pub mod station;
 mod topology;
+pub mod wire;
 
 pub use controller::{Config, Controller, Event, HostState, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
+pub use frame::group_address;
 pub use hosts::{Attachment, Client, Host, HostLimits, HostRefusal};
 pub use ids::{Access, AccessId, AccessKind, Channel, ConnectionId, FlowId, FlowSpec, GroupSpec, Place, Signal, SliceId};
 pub use lldp::LldpError;

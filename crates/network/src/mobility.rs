@@ -47,6 +47,10 @@ use braid_model::{Mac, Rate, Time};
 
 use crate::hosts::{Client, Host, Hosts};
 use crate::ids::{Access, AccessId, Channel, FlowId, FlowSpec, Place, Signal};
+use crate::topology::Topology;
+
+/// Names of the managers of this module.
+pub const NAMES: [&str; 5] = ["hard", "hoolock", "n-cast", "predict", "balance"];
 
 /// Decides about the routes of hosts that move.
 pub trait Manager: fmt::Debug + Send {
@@ -193,6 +197,7 @@ pub struct View<'a> {
     pub(crate) accesses: &'a BTreeMap<AccessId, Access>,
     pub(crate) loads: &'a BTreeMap<Place, Load>,
     pub(crate) flows: &'a BTreeMap<FlowId, ChosenFlow>,
+    pub(crate) topology: &'a Topology,
 }
 
 impl<'a> View<'a> {
@@ -204,6 +209,11 @@ impl<'a> View<'a> {
     /// An access point.
     pub fn access(&self, id: AccessId) -> Option<&'a Access> {
         self.accesses.get(&id)
+    }
+
+    /// Whether hosts can be attached at a place: its port is up, and its switch is connected and answers.
+    pub fn serves(&self, place: Place) -> bool {
+        self.topology.serves(place)
     }
 
     /// All access points.
@@ -221,11 +231,12 @@ impl<'a> View<'a> {
         self.loads.get(&place).copied()
     }
 
-    /// Share of an access point's capacity that is in use in the busier direction: 0 is idle, 1 full.
-    pub fn utilisation(&self, place: Place) -> f64 {
-        let (Some(access), Some(load)) = (self.access_at(place), self.load(place)) else { return 0.0 };
-        let capacity = access.capacity.bps().max(1);
-        load.up.max(load.down).bps() as f64 / capacity as f64
+    /// Share of an access point's capacity that is in use in the busier direction: 0 is idle, 1 full. Ports without one count as idle. `None` if the place
+    /// does not serve hosts, or its load is not measured.
+    pub fn utilisation(&self, place: Place) -> Option<f64> {
+        let Some(access) = self.access_at(place) else { return self.serves(place).then_some(0.0) };
+        let load = self.load(place).filter(|_| self.serves(place))?;
+        Some(load.up.max(load.down).bps() as f64 / access.capacity.bps().max(1) as f64)
     }
 
     /// Chosen flows to a host.
@@ -248,4 +259,25 @@ fn leave(view: &View<'_>, host: Mac, place: Place, actions: &mut Vec<Action>) ->
     }
     actions.push(Action::Route { host, to });
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn managers_have_the_listed_names() {
+        let hold = Duration::from_secs(1);
+        let hoolock = || Hoolock::new(hold, HoldFrom::default());
+        let managers: [Box<dyn Manager>; 5] = [
+            Box::new(Hard),
+            Box::new(hoolock()),
+            Box::new(NCast::new(hold, 2)),
+            Box::new(Predict::new(hoolock())),
+            Box::new(Balance::new(hoolock(), BalanceTerms::default())),
+        ];
+        assert_eq!(managers.map(|manager| manager.name()), NAMES);
+    }
 }

@@ -306,6 +306,11 @@ impl Topology {
         self.weights.insert(place, weight);
     }
 
+    /// Whether hosts can be attached at a port.
+    pub(crate) fn serves(&self, place: Place) -> bool {
+        self.is_up(place) && self.is_present(place.datapath)
+    }
+
     /// Whether a port is there and up.
     pub(crate) fn is_up(&self, place: Place) -> bool {
         self.facts(place).is_some_and(|facts| facts.up)

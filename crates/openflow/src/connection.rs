@@ -40,6 +40,8 @@ pub struct Connection {
     state: State,
     splitter: Splitter,
     output: Vec<u8>,
+    /// Bytes at the start of `output` that the caller has taken.
+    taken: usize,
     events: VecDeque<Event>,
     transactions: Transactions,
     replies: Reassembly<ReplyBody>,
@@ -82,6 +84,7 @@ impl Connection {
             state: State::Hello { due: now + config.handshake_timeout },
             splitter: Splitter::new(config.max_message),
             output: Vec::new(),
+            taken: 0,
             events: VecDeque::new(),
             transactions: Transactions::default(),
             replies: Reassembly::new(config.parts),
@@ -120,20 +123,40 @@ impl Connection {
 
     /// Bytes that wait to be sent.
     pub fn queued(&self) -> ByteCount {
-        ByteCount::new(self.output.len() as u64)
+        ByteCount::new(self.waiting() as u64)
     }
 
     /// Moves all bytes that wait to the end of `out`. `false` if there are none.
     pub fn poll_output(&mut self, out: &mut Vec<u8>) -> bool {
-        let any = !self.output.is_empty();
+        let any = self.waiting() > 0;
         // A queue that was long keeps no memory.
         let mut waiting = std::mem::take(&mut self.output);
+        waiting.drain(..std::mem::take(&mut self.taken));
         if out.is_empty() {
             *out = waiting
         } else {
             out.append(&mut waiting)
         }
         any
+    }
+
+    /// Moves at most `most` bytes that wait to the end of `out`. `false` if there are none.
+    pub fn poll_part(&mut self, most: usize, out: &mut Vec<u8>) -> bool {
+        if self.waiting() <= most {
+            return self.poll_output(out);
+        }
+        let end = self.taken + most;
+        out.extend_from_slice(self.output.get(self.taken..end).unwrap_or_default());
+        self.taken = end;
+        // Each byte is moved once on average.
+        if self.taken > self.output.len() / 2 {
+            self.output.drain(..std::mem::take(&mut self.taken));
+        }
+        true
+    }
+
+    fn waiting(&self) -> usize {
+        self.output.len() - self.taken
     }
 
     /// The next event.
@@ -253,6 +276,12 @@ impl Connection {
     /// Closes the connection at once.
     pub fn close(&mut self) {
         self.end(CloseReason::Local);
+    }
+
+    /// Closes the connection at once, because the peer does not read. What waits is dropped.
+    pub fn overflow(&mut self) {
+        (self.output, self.taken) = (Vec::new(), 0);
+        self.end(CloseReason::Overflow);
     }
 
     /// The peer closed the connection.
@@ -462,7 +491,7 @@ impl Connection {
 
     fn sendable(&self, kind: MessageKind) -> Result<Version, SendError> {
         match self.state {
-            _ if self.queued() >= self.config.max_queued => Err(SendError::Queued { kind, bytes: self.output.len() }),
+            _ if self.queued() >= self.config.max_queued => Err(SendError::Queued { kind, bytes: self.waiting() }),
             State::Ready { version } => Ok(version),
             State::Hello { .. } | State::Features { .. } => Err(SendError::NotReady(kind)),
             State::Closing { .. } | State::Closed => Err(SendError::Closed(kind)),

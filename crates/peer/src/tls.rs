@@ -1,4 +1,4 @@
-//! TLS 1.3 with raw public keys (RFC 7250) for QUIC paths.
+//! TLS 1.3 with raw public keys (RFC 7250) for QUIC paths and streams.
 //!
 //! Certificates would prove names, and peers have none. TLS proves the possession of an Ed25519 key instead. Both sides accept no other
 //! kind of key or signature, so a downgrade is impossible. Resumption and 0-RTT are off: a relay checks its registry on every connection,
@@ -60,6 +60,11 @@ pub struct TlsError {
 
 /// Configuration of a server that presents `keys` and requests keys according to `clients`. For `noq_proto::ServerConfig::with_crypto`.
 pub fn server(keys: &KeyPair, clients: Clients) -> Result<Arc<QuicServerConfig>, TlsError> {
+    QuicServerConfig::try_from(stream_server(keys, clients, ALPN)?).map(Arc::new).map_err(|error| failed(Some(keys), &error))
+}
+
+/// The same for a stream of the application protocol `alpn`.
+pub fn stream_server(keys: &KeyPair, clients: Clients, alpn: &[u8]) -> Result<rustls::ServerConfig, TlsError> {
     let builder = rustls::ServerConfig::builder_with_provider(crypto()).with_protocol_versions(&[&rustls::version::TLS13]);
     let builder = builder.map_err(|error| failed(Some(keys), &error))?;
     let builder = match clients {
@@ -67,27 +72,37 @@ pub fn server(keys: &KeyPair, clients: Clients) -> Result<Arc<QuicServerConfig>,
         Clients::Anonymous => builder.with_no_client_auth(),
     };
     let mut config = builder.with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(certified(keys)?)));
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![alpn.to_vec()];
     config.max_early_data_size = 0;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    QuicServerConfig::try_from(config).map(Arc::new).map_err(|error| failed(Some(keys), &error))
+    Ok(config)
 }
 
 /// Configuration of a client that presents `keys`, or none, and requires the server's key to match `expect`. For
 /// `noq_proto::ClientConfig::new`; connect with [`SERVER_NAME`].
 pub fn client(keys: Option<&KeyPair>, expect: Expect) -> Result<Arc<QuicClientConfig>, TlsError> {
+    QuicClientConfig::try_from(stream_client(keys, expect, ALPN)?).map(Arc::new).map_err(|error| failed(keys, &error))
+}
+
+/// The same for a stream of the application protocol `alpn`.
+pub fn stream_client(keys: Option<&KeyPair>, expect: Expect, alpn: &[u8]) -> Result<rustls::ClientConfig, TlsError> {
     let builder = rustls::ClientConfig::builder_with_provider(crypto()).with_protocol_versions(&[&rustls::version::TLS13]);
     let builder = builder.map_err(|error| failed(keys, &error))?.dangerous().with_custom_certificate_verifier(Arc::new(Verifier(expect)));
     let mut config = match keys {
         Some(keys) => builder.with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(certified(keys)?))),
         None => builder.with_no_client_auth(),
     };
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![alpn.to_vec()];
     config.enable_sni = false;
     config.enable_early_data = false;
     config.resumption = Resumption::disabled();
-    QuicClientConfig::try_from(config).map(Arc::new).map_err(|error| failed(keys, &error))
+    Ok(config)
+}
+
+/// The key that the other end of a stream has proved, from what it presented.
+pub fn stream_key(presented: Option<&[CertificateDer<'_>]>) -> Option<PublicKey> {
+    PublicKey::from_spki(presented?.first()?)
 }
 
 /// The key that the other end of a connection has proved; `None` before the handshake completes, or if the other end is anonymous.

@@ -19,6 +19,7 @@ pub mod resolvers;
 pub mod reverse_path;
 pub mod seccomp;
 pub mod sockdiag;
+pub mod supplicant;
 pub mod sys;
 pub mod tun;
 pub mod watch;

@@ -294,7 +294,7 @@ fn own(settings: &Settings, traffic: Traffic) -> Result<Own> {
 }
 
 /// Seconds that a process's threads have run (proc_pid_schedstat: nanoseconds on a CPU come first).
-fn thread_time(pid: u32) -> Result<f64> {
+pub(super) fn thread_time(pid: u32) -> Result<f64> {
     let mut nanoseconds = 0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).context("the daemon is gone")? {
         let Ok(text) = std::fs::read_to_string(thread?.path().join("schedstat")) else { continue };

@@ -35,6 +35,7 @@ mod gateway_shares;
 mod gateway_small;
 mod get;
 mod get_daemon;
+mod handover;
 mod lan;
 mod late;
 mod links;

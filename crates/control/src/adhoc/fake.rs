@@ -32,6 +32,8 @@ pub struct FakeRadios {
     pub delivered: Vec<Vec<u8>>,
     /// The largest packet and whether frames are numbered, as set last.
     pub packets: Option<(u32, bool)>,
+    /// The radios over which all frames leave, and whether copies are dropped, as set last.
+    pub served: Option<(u32, bool)>,
     /// Addresses without a plan to which frames were sent.
     pub wanted: Vec<Mac>,
     /// When hosts without a pair were heard.
@@ -100,6 +102,10 @@ impl Radios for FakeRadios {
     }
     fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError> {
         self.packets = Some((mtu, numbered));
+        Ok(())
+    }
+    fn set_served(&mut self, over: u32, merges: bool) -> Result<(), SteeringError> {
+        self.served = Some((over, merges));
         Ok(())
     }
     fn sending(&mut self, radio: usize) -> Option<Sending> {

@@ -319,3 +319,25 @@ fn spread_frames_are_numbered_for_who_understands_it_and_arrive_in_order() {
     world.device.on_frame(world.now, 7, &numbered(0, 6));
     assert_eq!(world.device.backend().delivered.len(), 4);
 }
+
+#[test]
+fn a_controller_chooses_the_radios_instead_of_the_neighbours() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    world.device.serve(2, true);
+    world.pass(20);
+    assert_eq!(world.device.backend().served, Some((2, true)));
+    world.device.backend().sent.clear();
+    world.device.backend().wanted = vec![OTHER];
+    world.hear(1, World::frame(OTHER, OTHER, Kind::Announcement, 1));
+    world.pass(5000);
+    world.device.say_goodbye(world.now);
+    let backend = world.device.backend();
+    assert!(backend.sent.is_empty() && backend.pairs.is_empty() && backend.plans.is_empty(), "no neighbour is searched or told");
+    assert_eq!(backend.ports.iter().flatten().count(), 2, "radios come and go as before");
+    world.devices[1].carrier = false;
+    world.devices_changed();
+    assert!(world.device.backend().ports[1].as_ref().unwrap().works, "the caller knows better");
+    world.device.serve(1, false);
+    world.pass(20);
+    assert_eq!(world.device.backend().served, Some((1, false)));
+}

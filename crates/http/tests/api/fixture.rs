@@ -191,8 +191,8 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
 
 /// A network without switches.
 fn no_network() -> NetworkStatus {
-    let (listens, switches, links, hosts, managers) = Default::default();
-    NetworkStatus { listens, switches, links, hosts, managers, converged: true }
+    let (listens, switches, links, accesses, hosts, managers) = Default::default();
+    NetworkStatus { listens, switches, links, accesses, hosts, managers, converged: true }
 }
 
 /// An ad-hoc device without radios.

@@ -6,9 +6,16 @@ use braid_model::{Mac, Time};
 use braid_openflow::ids::DatapathId;
 
 use super::{Controller, Event};
-use crate::ids::Place;
+use crate::ids::{AccessId, Place};
 use crate::mobility::{Action, FlowMode, HostEvent, View};
 use crate::rules::Owner;
+
+/// What managers read. A method would borrow the managers, too.
+macro_rules! view {
+    ($own:ident) => {
+        View { hosts: &$own.hosts, accesses: &$own.accesses, loads: &$own.loads, flows: &$own.flows, topology: &$own.topology }
+    };
+}
 
 impl Controller {
     /// Name of the manager of a host: its own, its slice's or the usual one.
@@ -19,7 +26,7 @@ impl Controller {
 
     pub(super) fn host_event(&mut self, now: Time, host: Mac, event: &HostEvent) {
         let name = self.manager_of(host).to_owned();
-        let view = View { hosts: &self.hosts, accesses: &self.accesses, loads: &self.loads, flows: &self.flows };
+        let view = view!(self);
         let mut actions = Vec::new();
         if let Some(manager) = self.managers.get_mut(&name) {
             manager.handle(now, &view, host, event, &mut actions);
@@ -28,7 +35,7 @@ impl Controller {
     }
 
     pub(super) fn manager_timers(&mut self, now: Time) {
-        let view = View { hosts: &self.hosts, accesses: &self.accesses, loads: &self.loads, flows: &self.flows };
+        let view = view!(self);
         let mut actions = Vec::new();
         for manager in self.managers.values_mut() {
             if manager.poll_timeout().is_some_and(|due| due <= now) {
@@ -41,7 +48,7 @@ impl Controller {
     pub(super) fn loads_measured(&mut self, now: Time) {
         let names: BTreeSet<String> = self.managers.keys().cloned().collect();
         let hosts: Vec<(Mac, String)> = self.hosts.iter().map(|(host, _)| (host, self.manager_of(host).to_owned())).collect();
-        let view = View { hosts: &self.hosts, accesses: &self.accesses, loads: &self.loads, flows: &self.flows };
+        let view = view!(self);
         let mut actions = Vec::new();
         for name in names {
             let own: Vec<Mac> = hosts.iter().filter(|(_, manager)| *manager == name).map(|(host, _)| *host).collect();
@@ -50,6 +57,12 @@ impl Controller {
             }
         }
         self.act(actions);
+    }
+
+    /// How busy access points are whose traffic is measured, in percent of their capacity.
+    pub fn utilisations(&self) -> impl Iterator<Item = (AccessId, u16)> + use<'_> {
+        let view = view!(self);
+        view.accesses().filter_map(move |access| Some((access.id, (100.0 * view.utilisation(access.place)?) as u16)))
     }
 
     fn act(&mut self, actions: Vec<Action>) {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::{Complaint, Controller, Event, Phase};
 use crate::frame::{self, Frame};
-use crate::hosts::{Host, Sight};
+use crate::hosts::{Host, HostRefusal, Sight};
 use crate::ids::{AccessKind, Place};
 use crate::lldp::LldpError;
 use crate::mobility::HostEvent;
@@ -62,26 +62,31 @@ impl Controller {
         if self.hosts.get(host).is_some_and(|state| state.client.is_some() && says(state)) {
             return;
         }
-        self.attach(now, host, place, kind.unwrap_or_default());
+        // If it is refused, an event says so.
+        let _ = self.attach(now, host, place, kind.unwrap_or_default());
     }
 
-    pub(super) fn attach(&mut self, now: Time, host: Mac, place: Place, kind: AccessKind) {
+    pub(super) fn attach(&mut self, now: Time, host: Mac, place: Place, kind: AccessKind) -> Result<(), HostRefusal> {
         match self.hosts.see(now, host, place, kind) {
-            Sight::Known | Sight::Ignored => return,
+            Sight::Known | Sight::Ignored => return Ok(()),
             Sight::New => self.log(Event::HostNew { host, place }),
             Sight::Attached => self.log(Event::HostAttached { host, place }),
-            Sight::Duplicate { places } => return self.log(Event::DuplicateHost { host, places }),
+            Sight::Duplicate { places } => {
+                self.log(Event::DuplicateHost { host, places });
+                return Ok(());
+            }
             Sight::Refused(reason) => {
                 if self.may_complain(now, place, Complaint::TooManyHosts) {
                     self.log(Event::HostRefused { place, reason });
                 }
-                return;
+                return Err(reason);
             }
         }
         self.adopted.remove(&host);
         self.dirty.owners.insert(Owner::Source(host));
         self.attachments_changed(host);
         self.host_event(now, host, &HostEvent::Attached(place));
+        Ok(())
     }
 
     /// The tables of a switch show a host that a former controller knew.

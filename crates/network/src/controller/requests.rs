@@ -5,7 +5,7 @@ use braid_model::{Mac, Time};
 use super::{Controller, Request, RequestError, Scope};
 use crate::frame;
 use crate::ids::{Access, AccessId, FlowId, FlowSpec, GroupSpec};
-use crate::mobility::{ChosenFlow, FlowMode, HostEvent, Notice, Report};
+use crate::mobility::{ChosenFlow, FlowMode, Hard, HostEvent, Manager, Notice, Report};
 use crate::rules::Owner;
 
 /// Most signals of one report.
@@ -20,7 +20,8 @@ impl Controller {
             Request::RemoveAccess(id) => {
                 self.accesses.remove(&id).ok_or(RequestError::UnknownAccess(id))?;
             }
-            Request::UseManager { scope, manager } => self.use_manager(scope, manager)?,
+            Request::UseManager { scope, manager } => self.use_manager(scope, Some(manager))?,
+            Request::DropManager(scope) => self.use_manager(scope, None)?,
             Request::SetSlice { host, slice } => {
                 let former = match slice {
                     Some(slice) => self.slices.insert(host, slice),
@@ -56,6 +57,9 @@ impl Controller {
                 let state = self.hosts.get(host).ok_or(RequestError::UnknownHost(host))?;
                 let access = *self.accesses.get(&to).ok_or(RequestError::UnknownAccess(to))?;
                 state.client.ok_or(RequestError::NoClient(host))?;
+                if !self.topology.serves(access.place) {
+                    return Err(RequestError::PortDown(access.place));
+                }
                 self.notices.push_back((host, Notice::GoTo { access: access.id, channel: access.channel }));
             }
         }
@@ -80,7 +84,7 @@ impl Controller {
                 if !self.topology.is_up(access.place) {
                     return Err(RequestError::PortDown(access.place));
                 }
-                self.attach(now, host, access.place, access.kind);
+                self.attach(now, host, access.place, access.kind)?;
             }
             Report::Dissociated(id) => {
                 let place = self.access(id)?.place;
@@ -118,22 +122,28 @@ impl Controller {
         Ok(())
     }
 
-    fn use_manager(&mut self, scope: Scope, manager: String) -> Result<(), RequestError> {
-        if !self.managers.contains_key(&manager) {
-            return Err(RequestError::UnknownManager(manager));
+    /// Chooses a manager, or with `None` ends the choice.
+    fn use_manager(&mut self, scope: Scope, manager: Option<String>) -> Result<(), RequestError> {
+        if let Some(manager) = manager.as_ref().filter(|manager| !self.managers.contains_key(*manager)) {
+            return Err(RequestError::UnknownManager(manager.clone()));
         }
         let hosts: Vec<Mac> = match scope {
-            Scope::Host(host) => {
-                self.manager_of_host.insert(host, manager);
-                vec![host]
-            }
-            Scope::Slice(slice) => {
-                self.manager_of_slice.insert(slice, manager);
-                self.slices.iter().filter(|(_, own)| **own == slice).map(|(host, _)| *host).collect()
-            }
+            Scope::Host(host) => vec![host],
+            Scope::Slice(slice) => self.slices.iter().filter(|(_, own)| **own == slice).map(|(host, _)| *host).collect(),
+            Scope::All => self.hosts.iter().map(|(host, _)| host).collect(),
         };
-        for host in hosts {
-            self.managers.values_mut().for_each(|manager| manager.forget(host));
+        let before: Vec<(Mac, String)> = hosts.into_iter().map(|host| (host, self.manager_of(host).to_owned())).collect();
+        match (scope, manager) {
+            (Scope::Host(host), Some(manager)) => drop(self.manager_of_host.insert(host, manager)),
+            (Scope::Host(host), None) => drop(self.manager_of_host.remove(&host)),
+            (Scope::Slice(slice), Some(manager)) => drop(self.manager_of_slice.insert(slice, manager)),
+            (Scope::Slice(slice), None) => drop(self.manager_of_slice.remove(&slice)),
+            (Scope::All, manager) => self.config.manager = manager.unwrap_or_else(|| Hard.name().to_owned()),
+        }
+        for (host, manager) in before {
+            if self.manager_of(host) != manager {
+                self.managers.values_mut().for_each(|manager| manager.forget(host));
+            }
         }
         Ok(())
     }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use braid_model::{Mac, Time};
+use braid_model::{ByteCount, Mac, Time};
 use braid_openflow::flags::ConfigFlags;
 use braid_openflow::ids::{DatapathId, MaxLen, MeterId, PortNo, Xid};
 use braid_openflow::multipart::{FlowQuery, MultipartRequest, PortStats, ReplyBody, RequestBody};
 use braid_openflow::oxm::{Field, Oxm};
 use braid_openflow::port::{PortReason, PortStatus};
 use braid_openflow::switch::{ErrorMessage, Features, SwitchConfig};
-use braid_openflow::{CloseReason, ErrorCode, Event as Message, Version};
+use braid_openflow::{CloseReason, ErrorCode, Event as Message, SendError, Version};
 
 use super::{Controller, Event, Peer, Pending, Phase, Switch};
 use crate::ids::{ConnectionId, Place};
@@ -19,6 +19,8 @@ use crate::topology::Change;
 
 /// Most switches at once, with those that are away.
 const MAX_SWITCHES: usize = 2048;
+/// Most bytes that are still sent on a connection that is closed.
+const MAX_LAST: ByteCount = ByteCount::new(64 << 10);
 
 impl Controller {
     pub(super) fn connection_events(&mut self, now: Time, connection: ConnectionId) {
@@ -125,14 +127,30 @@ impl Controller {
                 peer.pending.insert(xid, pending);
                 Some((connection, xid))
             }
-            Err(_) => {
+            Err(error) => {
                 if let (Pending::Command(effect), Some(switch)) = (&pending, self.switches.get_mut(&datapath)) {
                     switch.table.undo(effect);
                 }
-                peer.connection.close();
+                match error {
+                    SendError::Queued { .. } => peer.connection.overflow(),
+                    _ => peer.connection.close(),
+                }
                 self.overflowed.insert(connection);
                 None
             }
+        }
+    }
+
+    /// Ends the connections for which most waits, while too much waits for all together.
+    pub(super) fn bound_waiting(&mut self) {
+        loop {
+            let total = self.peers.values().map(|peer| peer.connection.queued()).fold(ByteCount::ZERO, |sum, queued| sum + queued);
+            let open = self.peers.iter_mut().filter(|(_, peer)| !peer.connection.is_closed());
+            let Some((id, peer)) = open.max_by_key(|(_, peer)| peer.connection.queued()).filter(|_| total > self.config.max_waiting) else {
+                return;
+            };
+            peer.connection.overflow();
+            self.overflowed.insert(*id);
         }
     }
 
@@ -283,7 +301,10 @@ impl Controller {
     fn closed(&mut self, now: Time, connection: ConnectionId, reason: CloseReason) {
         let Some(Peer { name, datapath, pending, connection: mut ended }) = self.peers.remove(&connection) else { return };
         let mut last = Vec::new();
-        ended.poll_output(&mut last);
+        // Who has left more unread than this does not read.
+        if ended.queued() <= MAX_LAST {
+            ended.poll_output(&mut last);
+        }
         self.closed.push_back((connection, last));
         let Some(datapath) = datapath else {
             return self.log(Event::Handshake { peer: name, reason });

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_model::{Mac, Rate, Time};
+use braid_model::{ByteCount, Mac, Rate, Time};
 use braid_openflow::ids::DatapathId;
 use braid_openflow::{CloseReason, ErrorCode, Side, Version};
 use thiserror::Error;
@@ -45,6 +45,8 @@ pub struct Config {
     pub retry: Duration,
     /// Packets per second that the controller forwards itself, to hosts that are not known. At most a quarter comes from one port.
     pub slow_path: u32,
+    /// Most bytes that wait for all switches together. Beyond them, those for which most waits lose their connections.
+    pub max_waiting: ByteCount,
     /// Limits of the table of hosts.
     pub hosts: HostLimits,
     /// Settings of connections.
@@ -58,7 +60,7 @@ impl Config {
             echo_interval: Duration::from_secs(2),
             echo_timeout: Duration::from_secs(2),
             max_outstanding: 1 << 17,
-            max_queued: braid_model::ByteCount::new(32 << 20),
+            max_queued: ByteCount::new(32 << 20),
             ..braid_openflow::Config::new(Side::Controller)
         };
         Self {
@@ -75,6 +77,7 @@ impl Config {
             drain: Duration::from_millis(10),
             retry: Duration::from_secs(30),
             slow_path: 100,
+            max_waiting: ByteCount::new(512 << 20),
             hosts: HostLimits::default(),
             connection,
         }
@@ -95,6 +98,8 @@ pub enum Request {
         /// Name of the manager.
         manager: String,
     },
+    /// Ends the choice of a manager: hosts get the one that they would have without it.
+    DropManager(Scope),
     /// Puts a host into a slice, or out of all.
     SetSlice {
         /// The host.
@@ -145,13 +150,15 @@ pub enum Request {
     },
 }
 
-/// The hosts for which a manager is chosen. A host's own choice counts more than its slice's.
+/// The hosts for which a manager is chosen. A host's own choice counts more than its slice's, and that more than the one for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// One host.
     Host(Mac),
     /// The hosts of a slice.
     Slice(SliceId),
+    /// All hosts.
+    All,
 }
 
 /// Why a request or report was not accepted.
@@ -182,7 +189,7 @@ pub enum RequestError {
     #[error("{0}")]
     Invalid(&'static str),
     /// The port of the access point is down.
-    #[error("{0} is down; a host cannot be attached there")]
+    #[error("{0} is down, or its switch is away; a host cannot be attached there")]
     PortDown(Place),
     /// The table of hosts is full.
     #[error(transparent)]

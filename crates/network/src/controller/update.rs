@@ -71,6 +71,7 @@ impl Controller {
     /// Plans and carries out updates as far as possible without waiting.
     pub(super) fn work(&mut self, now: Time) {
         for _ in 0..ROUNDS {
+            self.bound_waiting();
             while let Some(connection) = self.overflowed.pop_first() {
                 self.connection_events(now, connection);
             }
@@ -113,6 +114,7 @@ impl Controller {
             let Some(switch) = self.switches.get_mut(&datapath) else { continue };
             let commands = writes.iter().flat_map(|write| switch.table.change(write.owner, &write.key, write.content.as_ref())).collect();
             waiting.extend(self.command(now, datapath, commands));
+            self.bound_waiting();
         }
         let Some(update) = &mut self.update else { return true };
         update.due = match (waiting.is_empty(), drains) {

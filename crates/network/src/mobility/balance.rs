@@ -55,10 +55,11 @@ impl<M: Manager> Balance<M> {
         if rests(self.accesses.get(&busy), self.terms.pause) {
             return None;
         }
-        let is_free = |place: Place| view.utilisation(place) < self.terms.low && !rests(self.accesses.get(&place), self.terms.pause);
+        let is_free = |place: Place, used: f64| used < self.terms.low && !rests(self.accesses.get(&place), self.terms.pause);
         let freest = |places: &mut dyn Iterator<Item = Place>| {
-            let free = places.filter(|place| *place != busy && is_free(*place));
-            free.min_by(|one, other| view.utilisation(*one).total_cmp(&view.utilisation(*other)).then(one.cmp(other)))
+            let measured = places.filter_map(|place| Some((view.utilisation(place)?, place)));
+            let free = measured.filter(|(used, place)| *place != busy && is_free(*place, *used));
+            free.min_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))).map(|(_, place)| place)
         };
         for host in hosts {
             let Some(state) = view.host(*host) else { continue };
@@ -107,8 +108,8 @@ impl<M: Manager> Manager for Balance<M> {
 
     fn measured(&mut self, now: Time, view: &View<'_>, hosts: &[Mac], actions: &mut Vec<Action>) {
         self.inner.measured(now, view, hosts, actions);
-        let busy: Vec<Place> =
-            view.accesses().map(|access| access.place).filter(|place| view.utilisation(*place) > self.terms.high).collect();
+        let is_busy = |place: &Place| view.utilisation(*place).is_some_and(|used| used > self.terms.high);
+        let busy: Vec<Place> = view.accesses().map(|access| access.place).filter(is_busy).collect();
         for place in busy {
             actions.extend(self.relieve(now, view, hosts, place));
         }

@@ -72,10 +72,10 @@ impl<M: Manager> Predict<M> {
         let heard = |id: AccessId| signals.iter().find(|(heard, _)| *heard == id).map_or(UNHEARD, |(_, signal)| f64::from(signal.0));
         let score = |access: &Access| {
             let predicted = PREDICTED * self.probability(trail.before, trail.current, access.id);
-            heard(access.id) + predicted - FULL * view.utilisation(access.place).min(1.0)
+            heard(access.id) + predicted - FULL * view.utilisation(access.place).unwrap_or(0.0).min(1.0)
         };
         let kind = view.access(trail.current).map(|access| access.kind);
-        let others = view.accesses().filter(|access| access.id != trail.current && Some(access.kind) == kind);
+        let others = view.accesses().filter(|access| access.id != trail.current && Some(access.kind) == kind && view.serves(access.place));
         let best = others.max_by(|one, other| score(one).total_cmp(&score(other)).then(other.id.cmp(&one.id)))?;
         let is_known = score(best) > UNHEARD;
         (is_known && (forced || score(best) > heard(trail.current) + MARGIN)).then_some(best)

@@ -196,8 +196,31 @@ fn a_switch_that_does_not_read_loses_its_connection() {
     world.run(MS(100));
     world.associate(host(2), 0, Place::new(2, 4));
     world.run(MS(100));
-    let is_closed = |event: &Event| matches!(event, Event::SwitchAway { datapath, reason: CloseReason::Local, .. } if datapath.0 == 2);
+    let is_closed = |event: &Event| matches!(event, Event::SwitchAway { datapath, reason: CloseReason::Overflow, .. } if datapath.0 == 2);
     assert!(world.events.iter().any(is_closed));
+}
+
+#[test]
+fn what_waits_for_all_switches_together_is_bounded() {
+    let mut world = World::new(Config { max_waiting: braid_model::ByteCount::new(6000), ..Config::new([7; 32]) }, 1);
+    for datapath in 1..=2 {
+        world.add_switch(datapath, Version::V1_3, 254, 6);
+    }
+    world.cable(Place::new(1, 1), Place::new(2, 1));
+    world.converge();
+    world.deaf.insert(2);
+    // One port gets a quarter of the packets that the controller forwards.
+    for port in 3..6u32 {
+        let from = host(port as u8);
+        world.associate(from, 0, Place::new(1, port));
+        world.stream(from, host(99), 80, 100 * u64::from(port), 30, MS(1));
+    }
+    world.run(MS(500));
+    let overflows = |event: &Event| match event {
+        Event::SwitchAway { datapath, reason: CloseReason::Overflow, .. } => Some(datapath.0),
+        _ => None,
+    };
+    assert_eq!(world.events.iter().filter_map(overflows).collect::<Vec<_>>(), [2]);
 }
 
 #[test]

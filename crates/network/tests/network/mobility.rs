@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use braid_model::{Mac, Rate};
 use braid_network::mobility::{Balance, BalanceTerms, FlowMode, Hard, HoldFrom, Hoolock, Manager, NCast, Notice, Predict, Report};
-use braid_network::{Access, AccessId, AccessKind, Channel, Config, FlowId, FlowSpec, Place, Request, Scope, Signal, SliceId};
+use braid_network::{
+    Access, AccessId, AccessKind, Channel, Config, FlowId, FlowSpec, HostRefusal, Place, Request, RequestError, Scope, Signal, SliceId,
+};
 use braid_openflow::Version;
 
 use crate::support::frames::host;
@@ -245,6 +247,92 @@ fn load_moves_a_host_once() {
     world.run(Duration::from_secs(45));
     assert_eq!(moves(&world), before, "it stays");
     assert_eq!(outcome(&world, 12_000).0, 0);
+}
+
+/// Whom the walker is told to go to.
+fn told(world: &World) -> Vec<AccessId> {
+    let goes = |(_, notice): &(Mac, Notice)| match notice {
+        Notice::GoTo { access, .. } => Some(*access),
+        _ => None,
+    };
+    world.notices.iter().filter_map(goes).collect()
+}
+
+#[test]
+fn regression_an_access_point_that_serves_nobody_is_not_idle() {
+    for is_down in [true, false] {
+        let mut world = campus(Version::V1_3, 254, AccessKind::Wifi);
+        use_manager(&mut world, Box::new(Balance::new(Hard, BalanceTerms::default())));
+        let narrow = Access { capacity: Rate::from_bps(40_000), ..access(3, AccessKind::Wifi, MS(1)) };
+        world.request(Request::SetAccess(narrow)).unwrap();
+        world.make_client(WALKER);
+        world.associate(WALKER, 0, Place::new(3, 4));
+        world.run(Duration::from_secs(6));
+        world.report(WALKER, Report::Signals(vec![(access_id(1), Signal(-50)), (access_id(4), Signal(-60))]));
+        if is_down {
+            world.set_port(Place::new(1, 4), false)
+        } else {
+            world.disconnect(1)
+        }
+        world.stream(SERVER, WALKER, 80, 1, 4000, MS(5));
+        world.run(Duration::from_secs(20));
+        assert_eq!(told(&world), [access_id(4)], "down: {is_down}");
+    }
+    let mut world = campus(Version::V1_3, 254, AccessKind::Wifi);
+    use_manager(&mut world, Box::new(Predict::new(Hard)));
+    world.make_client(WALKER);
+    for number in [1, 2, 1] {
+        if world.hosts[&WALKER].radios.contains_key(&0) {
+            world.dissociate(WALKER, 0);
+        }
+        world.associate(WALKER, 0, Place::new(number, 4));
+        world.run(MS(500));
+    }
+    for expected in [vec![access_id(2)], vec![]] {
+        world.notices.clear();
+        world.report(WALKER, Report::WantsMove(None));
+        assert_eq!(told(&world), expected);
+        let refused = world.request(Request::MoveHost { host: WALKER, to: access_id(2) });
+        assert_eq!(refused.is_err(), expected.is_empty());
+        world.set_port(Place::new(2, 4), false);
+        world.run(Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn a_client_whose_attachment_is_refused_gets_the_reason() {
+    let mut config = Config::new([7; 32]);
+    config.hosts.per_port = 1;
+    let mut world = World::new(config, 3);
+    world.add_switch(1, Version::V1_3, 254, 6);
+    world.add_access(access(1, AccessKind::Wifi, MS(1)));
+    world.converge();
+    world.make_client(SERVER);
+    world.associate(SERVER, 0, Place::new(1, 4));
+    world.run(MS(100));
+    world.make_client(WALKER);
+    let refused = world.controller.report(world.now, WALKER, Report::Associated(access_id(1)));
+    assert_eq!(refused, Err(RequestError::Refused(HostRefusal::Port)));
+}
+
+#[test]
+fn a_choice_of_a_manager_ends() {
+    let mut world = campus(Version::V1_3, 254, AccessKind::Wifi);
+    world.controller.add_manager(Box::new(Hoolock::new(MS(1000), HoldFrom::Attached)));
+    world.controller.add_manager(Box::new(NCast::new(MS(1000), 2)));
+    let manager = |world: &World| {
+        let hosts = world.controller.snapshot(world.now).hosts;
+        hosts.into_iter().find(|state| state.host == SERVER).unwrap().manager
+    };
+    world.request(Request::SetSlice { host: SERVER, slice: Some(SliceId(1)) }).unwrap();
+    for (scope, name) in [(Scope::All, "hoolock"), (Scope::Slice(SliceId(1)), "n-cast"), (Scope::Host(SERVER), "hard")] {
+        world.request(Request::UseManager { scope, manager: name.into() }).unwrap();
+        assert_eq!(manager(&world), name);
+    }
+    for (scope, name) in [(Scope::Host(SERVER), "n-cast"), (Scope::Slice(SliceId(1)), "hoolock"), (Scope::All, "hard")] {
+        world.request(Request::DropManager(scope)).unwrap();
+        assert_eq!(manager(&world), name);
+    }
 }
 
 #[test]

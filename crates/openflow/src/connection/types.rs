@@ -163,7 +163,7 @@ pub enum CloseReason {
     /// The peer is silent.
     #[error("the peer did not answer an echo request")]
     Silent,
-    /// The peer sends requests but does not read the answers.
+    /// The peer does not read.
     #[error("too many bytes wait to be sent")]
     Overflow,
 }

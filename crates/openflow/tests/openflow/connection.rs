@@ -428,6 +428,25 @@ fn a_peer_that_does_not_read_is_dropped() {
 }
 
 #[test]
+fn what_waits_is_taken_in_parts_or_dropped() {
+    let mut pair = Pair::ready(Version::V1_3);
+    let echo = bytes(Version::V1_3, 4, 1, &Message::EchoRequest(Bytes::from_static(&[7; 92])));
+    let answer = bytes(Version::V1_3, 4, 1, &Message::EchoReply(Bytes::from_static(&[7; 92])));
+    (0..20).for_each(|_| pair.switch.receive(pair.now, &echo));
+    let (mut taken, mut part) = (Vec::new(), Vec::new());
+    while pair.switch.poll_part(300, &mut part) {
+        assert!(part.len() <= 300);
+        taken.append(&mut part);
+        assert_eq!(pair.switch.queued(), ByteCount::new(2000 - taken.len() as u64));
+    }
+    assert_eq!(taken, answer.repeat(20));
+    pair.switch.receive(pair.now, &echo);
+    pair.switch.overflow();
+    assert!(matches!(pair.switch.poll_event(), Some(Event::Closed { reason: CloseReason::Overflow, .. })));
+    assert_eq!(pair.switch.queued(), ByteCount::ZERO);
+}
+
+#[test]
 fn slaves_change_nothing_and_get_what_they_configured() {
     let mut pair = Pair::ready(Version::V1_3);
     let mut roles = Roles::default();

@@ -400,7 +400,7 @@ impl World {
 
     fn next(&self) -> Option<Time> {
         let queued = self.queue.keys().next().map(|(at, _)| *at);
-        let switches = self.switches.values().filter_map(|switch| switch.connection.as_ref()?.poll_timeout());
+        let switches = self.switches.values().filter_map(SwitchModel::poll_timeout);
         let hosts = self.hosts.values().filter_map(|host| host.order.as_ref()?.poll_timeout());
         queued.into_iter().chain(self.controller.poll_timeout()).chain(switches).chain(hosts).min()
     }
@@ -442,14 +442,7 @@ impl World {
         if self.controller.poll_timeout().is_some_and(|due| due <= now) {
             self.controller.handle_timeout(now);
         }
-        for switch in self.switches.values_mut() {
-            if let Some(connection) =
-                switch.connection.as_mut().filter(|connection| connection.poll_timeout().is_some_and(|due| due <= now))
-            {
-                connection.handle_timeout(now);
-                switch.events();
-            }
-        }
+        self.switches.values_mut().for_each(|switch| switch.handle_timeout(now));
         for host in self.hosts.values_mut() {
             if let Some(order) = &mut host.order {
                 order.handle_timeout(now, &mut host.delivered);

@@ -177,6 +177,8 @@ pub struct AdhocDevice {
     attached: [Option<AttachedRadio>; MAX_RADIOS],
     /// A bit for each radio over which frames may leave.
     working: u32,
+    /// As in [`Radios::set_served`]; `None`: not called.
+    served: Option<(u32, bool)>,
     /// Whether the programs are removed with this process.
     by_link: bool,
     addresses: BTreeMap<Mac, IpAddr>,
@@ -245,6 +247,7 @@ impl AdhocDevice {
             programs,
             attached: [const { None }; MAX_RADIOS],
             working: 0,
+            served: None,
             by_link: kernel_at_least(6, 6),
             addresses: BTreeMap::new(),
             addresses_read: None,
@@ -312,7 +315,15 @@ impl AdhocDevice {
 
     fn set_own(&mut self, radios: u32) -> Result<(), SteeringError> {
         let until = if self.by_link { u64::MAX } else { (sys::now() + LINGER).as_nanos() };
-        let own = abi::Adhoc { until, device: self.index.0, radios, mac: key(self.mac) };
+        let served = match self.served {
+            None => 0,
+            // One that there is not, if there is none.
+            Some((0, _)) if radios == 0 => 1 << MAX_RADIOS,
+            Some((0, _)) => radios,
+            Some((over, _)) => over,
+        };
+        let merges = u32::from(self.served.is_some_and(|(_, merges)| merges));
+        let own = abi::Adhoc { until, device: self.index.0, radios, mac: key(self.mac), served, merges };
         self.working = radios;
         self.programs.own.set(0, own, 0).map_err(failed("set the device"))
     }
@@ -521,6 +532,11 @@ impl Radios for AdhocDevice {
         netlink::set_most_segments(self.index, segments)
             .and_then(|()| netlink::set_mtu(self.index, mtu.min(MOST_MTU)))
             .map_err(|error| SteeringError { action: "set the size of the device's largest packet", reason: error.to_string() })
+    }
+
+    fn set_served(&mut self, over: u32, merges: bool) -> Result<(), SteeringError> {
+        self.served = Some((over, merges));
+        self.set_own(self.working)
     }
 
     fn sending(&mut self, radio: usize) -> Option<Sending> {

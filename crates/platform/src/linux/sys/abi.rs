@@ -151,7 +151,7 @@ abi! {
     /// `struct braid_mac`.
     MacKey { byte: [u8; 6], pad: [u8; 2], }
     /// `struct braid_adhoc`.
-    Adhoc { until: u64, device: u32, radios: u32, mac: MacKey, }
+    Adhoc { until: u64, device: u32, radios: u32, mac: MacKey, served: u32, merges: u32, }
     /// `struct braid_radio`.
     Radio { device: u32, flags: u32, mac: MacKey, }
     /// `struct braid_plan`.

@@ -1,4 +1,4 @@
-//! A switch that executes flow entries, groups and packet-outs on frames.
+//! The switch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,42 +16,67 @@ use braid_openflow::switch::Features;
 use braid_openflow::{Config, Connection, ErrorCode, Event, Message, Side, Version};
 use bytes::Bytes;
 
+/// A flow entry.
 #[derive(Debug, Clone)]
-pub(crate) struct Flow {
-    pub(crate) table: u8,
-    pub(crate) priority: u16,
-    pub(crate) fields: Vec<Oxm>,
-    pub(crate) cookie: Cookie,
-    pub(crate) instructions: Vec<Instruction>,
-    pub(crate) packets: u64,
+pub struct Flow {
+    /// Its table.
+    pub table: u8,
+    /// Its priority.
+    pub priority: u16,
+    /// Which packets it is for, in canonical form.
+    pub fields: Vec<Oxm>,
+    /// Its mark.
+    pub cookie: Cookie,
+    /// What happens to the packets.
+    pub instructions: Vec<Instruction>,
+    /// Packets so far.
+    pub packets: u64,
 }
 
-pub(crate) struct SwitchModel {
-    pub(crate) datapath: u64,
-    pub(crate) version: Version,
-    pub(crate) tables: u8,
+/// A switch with one connection. It panics if it gets what the controller never sends.
+#[derive(Debug)]
+pub struct SwitchModel {
+    /// Its datapath id.
+    pub datapath: u64,
+    /// Its version of OpenFlow.
+    pub version: Version,
+    /// Its number of tables.
+    pub tables: u8,
     /// Whether each port is up.
-    pub(crate) ports: BTreeMap<u32, bool>,
-    pub(crate) connection: Option<Connection>,
-    pub(crate) flows: Vec<Flow>,
-    pub(crate) groups: BTreeMap<GroupId, Vec<Bucket>>,
-    pub(crate) meters: BTreeMap<MeterId, Vec<Band>>,
-    pub(crate) capacity: usize,
+    pub ports: BTreeMap<u32, bool>,
+    /// The connection to the controller.
+    pub connection: Option<Connection>,
+    /// Its entries; those of the highest priority come first.
+    pub flows: Vec<Flow>,
+    /// Its groups, which send a copy to each bucket.
+    pub groups: BTreeMap<GroupId, Vec<Bucket>>,
+    /// Its meters, which limit nothing.
+    pub meters: BTreeMap<MeterId, Vec<Band>>,
+    /// Most entries.
+    pub capacity: usize,
     /// Error with which flow-mods that add or change are answered.
-    pub(crate) refuses: Option<ErrorCode>,
+    pub refuses: Option<ErrorCode>,
     /// Whether it has groups.
-    pub(crate) has_groups: bool,
+    pub has_groups: bool,
     /// Flow-mods that it got.
-    pub(crate) flow_mods: usize,
+    pub flow_mods: usize,
+    /// Flow, group and meter mods that it got.
+    pub commands: usize,
+    /// Those of them that an answered barrier confirms.
+    pub confirmed: usize,
     /// Bytes from and to each port.
-    pub(crate) counters: BTreeMap<u32, (u64, u64)>,
+    pub counters: BTreeMap<u32, (u64, u64)>,
 }
+
+/// Flow entries in one part of a reply, which has at most 64 KiB.
+const PART: usize = 200;
 
 /// Frames to send out of ports.
-pub(crate) type Out = Vec<(u32, Bytes)>;
+pub type Out = Vec<(u32, Bytes)>;
 
 impl SwitchModel {
-    pub(crate) fn new(datapath: u64, version: Version, tables: u8) -> Self {
+    /// A switch without ports and connection.
+    pub fn new(datapath: u64, version: Version, tables: u8) -> Self {
         Self {
             datapath,
             version,
@@ -65,17 +90,20 @@ impl SwitchModel {
             refuses: None,
             has_groups: true,
             flow_mods: 0,
+            commands: 0,
+            confirmed: 0,
             counters: BTreeMap::new(),
         }
     }
 
-    pub(crate) fn connect(&mut self, now: Time) {
+    /// Begins a connection to a controller.
+    pub fn connect(&mut self, now: Time) {
         let config = Config { versions: vec![self.version], ..Config::new(Side::Switch) };
         self.connection = Some(Connection::new(config, now));
     }
 
     /// Loses its tables, as after a power failure.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.connection = None;
         self.flows.clear();
         self.groups.clear();
@@ -99,7 +127,8 @@ impl SwitchModel {
         }
     }
 
-    pub(crate) fn set_port(&mut self, number: u32, up: bool) {
+    /// Sets the state of a port, and reports a change to the controller.
+    pub fn set_port(&mut self, number: u32, up: bool) {
         if self.ports.insert(number, up) != Some(up) {
             let status = PortStatus { reason: PortReason::Modify, port: self.port(number) };
             self.notify(Message::PortStatus(status));
@@ -112,13 +141,27 @@ impl SwitchModel {
         }
     }
 
-    pub(crate) fn receive(&mut self, now: Time, bytes: &[u8]) -> Out {
+    /// Bytes came from the controller.
+    pub fn receive(&mut self, now: Time, bytes: &[u8]) -> Out {
         let Some(connection) = &mut self.connection else { return Vec::new() };
         connection.receive(now, bytes);
         self.events()
     }
 
-    pub(crate) fn events(&mut self) -> Out {
+    /// When to call [`Self::handle_timeout`].
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.connection.as_ref()?.poll_timeout()
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if let Some(connection) = self.connection.as_mut().filter(|connection| connection.poll_timeout().is_some_and(|due| due <= now)) {
+            connection.handle_timeout(now);
+            self.events();
+        }
+    }
+
+    fn events(&mut self) -> Out {
         let mut out = Vec::new();
         while let Some(event) = self.connection.as_mut().and_then(Connection::poll_event) {
             match event {
@@ -132,11 +175,12 @@ impl SwitchModel {
 
     fn respond(&mut self, xid: Xid, message: Message) {
         if let Some(connection) = &mut self.connection {
-            connection.respond(xid, message).unwrap();
+            connection.respond(xid, message).expect("the version has the message, and the controller reads");
         }
     }
 
     fn handle(&mut self, xid: Xid, message: Message) -> Out {
+        self.commands += usize::from(matches!(message, Message::FlowMod(_) | Message::GroupMod(_) | Message::MeterMod(_)));
         let refusal = match &message {
             Message::FeaturesRequest => {
                 let ports: Vec<Port> = self.ports.keys().map(|number| self.port(*number)).collect();
@@ -153,13 +197,18 @@ impl SwitchModel {
                 None
             }
             Message::BarrierRequest => {
+                self.confirmed = self.commands;
                 self.respond(xid, Message::BarrierReply);
                 None
             }
             Message::MultipartRequest(request) => {
-                match self.stats(&request.body) {
-                    Some(body) => self.respond(xid, Message::MultipartReply(MultipartReply { more: false, body })),
-                    None => return self.refuse(xid, ErrorCode::BadRequestBadMultipart, &message),
+                let parts = self.stats(&request.body);
+                if parts.is_empty() {
+                    return self.refuse(xid, ErrorCode::BadRequestBadMultipart, &message);
+                }
+                let last = parts.len() - 1;
+                for (number, body) in parts.into_iter().enumerate() {
+                    self.respond(xid, Message::MultipartReply(MultipartReply { more: number < last, body }));
                 }
                 None
             }
@@ -197,7 +246,7 @@ impl SwitchModel {
 
     fn refuse(&mut self, xid: Xid, code: ErrorCode, message: &Message) -> Out {
         if let Some(connection) = &mut self.connection {
-            connection.refuse(xid, code, message).unwrap();
+            connection.refuse(xid, code, message).expect("the version has the error, and the controller reads");
         }
         Vec::new()
     }
@@ -236,9 +285,13 @@ impl SwitchModel {
         None
     }
 
-    fn stats(&self, body: &RequestBody) -> Option<ReplyBody> {
-        Some(match body {
-            RequestBody::Flow(_) => ReplyBody::Flow(self.flows.iter().map(stats_of).collect()),
+    /// The parts of the reply; none if the switch does not support the request.
+    fn stats(&self, body: &RequestBody) -> Vec<ReplyBody> {
+        let body = match body {
+            RequestBody::Flow(_) => {
+                let part = |flows: &[Flow]| ReplyBody::Flow(flows.iter().map(stats_of).collect());
+                return if self.flows.is_empty() { vec![part(&[])] } else { self.flows.chunks(PART).map(part).collect() };
+            }
             RequestBody::GroupDescription if self.has_groups => ReplyBody::GroupDescription(
                 self.groups
                     .iter()
@@ -257,8 +310,9 @@ impl SwitchModel {
             ),
             RequestBody::PortDescription => ReplyBody::PortDescription(self.ports.keys().map(|number| self.port(*number)).collect()),
             RequestBody::Port(_) => ReplyBody::Port(self.ports.keys().map(|port| self.port_stats(*port)).collect()),
-            _ => return None,
-        })
+            _ => return Vec::new(),
+        };
+        vec![body]
     }
 
     fn port_stats(&self, port: u32) -> PortStats {
@@ -282,7 +336,7 @@ impl SwitchModel {
     }
 
     /// A frame came in.
-    pub(crate) fn frame(&mut self, port: u32, frame: &Bytes) -> Out {
+    pub fn frame(&mut self, port: u32, frame: &Bytes) -> Out {
         if self.ports.get(&port) != Some(&true) {
             return Vec::new();
         }
@@ -345,7 +399,8 @@ impl SwitchModel {
         out
     }
 
-    pub(crate) fn packet_in(&mut self, port: u32, frame: &Bytes, reason: PacketReason, cookie: Cookie, table: TableId) {
+    /// Sends a frame to the controller.
+    pub fn packet_in(&mut self, port: u32, frame: &Bytes, reason: PacketReason, cookie: Cookie, table: TableId) {
         let (cookie, table) = if self.version == Version::V1_0 { (Cookie(0), TableId(0)) } else { (cookie, table) };
         let matching = Match::new([Oxm::in_port(PortNo(port))]);
         let total_len = frame.len() as u16;
@@ -353,7 +408,7 @@ impl SwitchModel {
     }
 
     /// What stands in the tables, without counters.
-    pub(crate) fn entries(&self) -> BTreeSet<String> {
+    pub fn entries(&self) -> BTreeSet<String> {
         self.flows.iter().map(|flow| format!("{} {} {:?} {:?}", flow.table, flow.priority, flow.fields, flow.instructions)).collect()
     }
 }
@@ -408,5 +463,58 @@ fn value_of(field: Field, port: u32, frame: &[u8]) -> Option<u128> {
         Field::UdpSrc if is_udp => number(34, 2),
         Field::UdpDst if is_udp => number(36, 2),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use braid_openflow::multipart::{FlowQuery, MultipartRequest};
+
+    use super::*;
+
+    /// Carries bytes both ways until there are none.
+    fn talk(controller: &mut Connection, switch: &mut SwitchModel) -> Vec<Event> {
+        loop {
+            let (mut down, mut up) = (Vec::new(), Vec::new());
+            controller.poll_output(&mut down);
+            switch.receive(Time::ZERO, &down);
+            switch.connection.as_mut().unwrap().poll_output(&mut up);
+            controller.receive(Time::ZERO, &up);
+            if down.is_empty() && up.is_empty() {
+                return std::iter::from_fn(|| controller.poll_event()).collect();
+            }
+        }
+    }
+
+    #[test]
+    fn barriers_confirm_changes_and_a_table_that_exceeds_a_message_comes_in_parts() {
+        for version in Version::ALL {
+            let mut controller = Connection::new(Config::new(Side::Controller), Time::ZERO);
+            let mut switch = SwitchModel::new(1, version, 2);
+            switch.connect(Time::ZERO);
+            talk(&mut controller, &mut switch);
+            for port in 0..1000u16 {
+                let udp = [Oxm::exact(Field::EthType, 0x0800u16), Oxm::exact(Field::IpProto, 17u8), Oxm::exact(Field::UdpDst, port)];
+                let instructions = vec![Instruction::ApplyActions(vec![Action::output(PortNo(2))])];
+                let flow = FlowMod { matching: Match::new(udp), instructions, ..FlowMod::default() };
+                controller.request(Time::ZERO, Message::FlowMod(flow)).unwrap();
+            }
+            talk(&mut controller, &mut switch);
+            assert_eq!((switch.commands, switch.confirmed), (1000, 0));
+            let all = MultipartRequest::new(RequestBody::Flow(FlowQuery::default()));
+            for request in [Message::BarrierRequest, Message::MultipartRequest(all)] {
+                controller.request(Time::ZERO, request).unwrap();
+            }
+            let events = talk(&mut controller, &mut switch);
+            assert_eq!((switch.commands, switch.confirmed), (1000, 1000));
+            let flows = events.iter().find_map(|event| match event {
+                Event::Reply { message, .. } => match message.as_ref() {
+                    Message::MultipartReply(MultipartReply { body: ReplyBody::Flow(flows), .. }) => Some(flows.len()),
+                    _ => None,
+                },
+                _ => None,
+            });
+            assert_eq!(flows, Some(1000));
+        }
     }
 }

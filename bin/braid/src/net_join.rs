@@ -1,0 +1,41 @@
+//! `braid net join` and `braid net key`.
+
+use std::io::{self, Write};
+
+use braid_api::{AdhocChange, AdhocUp};
+use braid_daemon::joined::{self, JoinOptions, client_key};
+
+use crate::cli::{Device, Identity, NetJoin};
+use crate::start;
+
+/// Joins a network until this process ends.
+pub(crate) fn join(join: NetJoin, verbose: u8) -> anyhow::Result<()> {
+    start::log("info", verbose);
+    if join.controller_key.is_none() {
+        let _ = writeln!(
+            io::stderr(),
+            "braid: the controller is not authenticated: whoever answers at {} may direct the radios; name its key with --controller-key",
+            join.controller
+        );
+    }
+    let (radios, accesses) = join.radios.into_iter().unzip();
+    let settings = AdhocChange { add: radios, ..AdhocChange::default() };
+    let device = Device { name: join.name.clone(), socket: join.socket };
+    let options = JoinOptions {
+        up: AdhocUp { name: Some(join.name), mac: join.mac, settings },
+        accesses,
+        controller: join.controller,
+        controller_key: join.controller_key,
+        state_dir: join.identity.state_dir,
+        supplicants: join.supplicant,
+    };
+    joined::run(options, &device.own_socket(), |name| {
+        let _ = writeln!(io::stdout(), "{name} is up until this process ends (Ctrl-C, or `braid adhoc down --name {name}`)");
+    })
+}
+
+/// Prints this client's public key.
+pub(crate) fn key(identity: &Identity) -> anyhow::Result<()> {
+    writeln!(io::stdout(), "{}", client_key(&identity.state_dir)?)?;
+    Ok(())
+}

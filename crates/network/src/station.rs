@@ -1,0 +1,366 @@
+//! The client's side: a device with several radios that enters access points, reports it to the controller, and follows its notices (thesis chapter 5).
+//!
+//! Without a controller, packets leave over a radio that is attached, and arrive over any.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use braid_model::Time;
+
+use crate::hosts::Client;
+use crate::ids::{AccessId, Channel, Signal};
+use crate::mobility::{Notice, Report};
+
+/// Most radios.
+pub const MAX_RADIOS: usize = 8;
+/// A client wants to move to an access point whose signal is stronger than that of its own by so many dB.
+const STRONGER: i16 = 8;
+/// A client that wants to move says so again after this time.
+const ASKED: Duration = Duration::from_secs(5);
+/// Reports that wait for a link. If there are more, the whole state is reported instead.
+const MAX_REPORTS: usize = 64;
+/// Orders that wait for the caller. The oldest goes: a newer notice replaces what it says.
+const MAX_ORDERS: usize = 2 * MAX_RADIOS;
+
+/// What a radio does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RadioState {
+    /// It has no link.
+    #[default]
+    Idle,
+    /// It enters this access point.
+    Entering(AccessId),
+    /// It can send and receive, over this one if it is known. The controller sees by packets where a radio is that does not say it.
+    Attached(Option<AccessId>),
+}
+
+/// What the caller is to do with a radio, by its place from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Lets it enter an access point. If it is attached to another one, it leaves that.
+    Enter {
+        /// The radio.
+        radio: usize,
+        /// The access point.
+        access: AccessId,
+        /// Its channel.
+        channel: Channel,
+    },
+    /// Lets it leave its access point.
+    Leave {
+        /// The radio.
+        radio: usize,
+    },
+}
+
+/// How frames leave and arrive.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Served {
+    /// A bit for each radio over which frames leave; 0: none is attached.
+    pub over: u32,
+    /// Whether copies of frames may arrive over several radios.
+    pub merges: bool,
+}
+
+/// The client.
+#[derive(Debug)]
+pub struct Station {
+    radios: Vec<RadioState>,
+    /// The radio over which frames leave.
+    main: Option<usize>,
+    is_connected: bool,
+    asked: Option<Time>,
+    reports: VecDeque<Report>,
+    orders: VecDeque<Order>,
+}
+
+impl Station {
+    /// A client with so many radios, at most [`MAX_RADIOS`], that all are idle.
+    pub fn new(radios: usize) -> Self {
+        Self {
+            radios: vec![RadioState::Idle; radios.min(MAX_RADIOS)],
+            main: None,
+            is_connected: false,
+            asked: None,
+            reports: VecDeque::new(),
+            orders: VecDeque::new(),
+        }
+    }
+
+    /// A connection to the controller stands. It gets the whole state.
+    pub fn connected(&mut self) {
+        self.is_connected = true;
+        self.asked = None;
+        self.report_all();
+    }
+
+    fn report_all(&mut self) {
+        self.reports.clear();
+        let client = Client { radios: self.radios.len() as u8, removes_duplicates: true };
+        self.reports.push_back(Report::Hello(client));
+        // The one in use comes last: of attachments without notice, the newest counts.
+        let mut order: Vec<usize> = (0..self.radios.len()).collect();
+        order.sort_by_key(|radio| self.main == Some(*radio));
+        for radio in order {
+            self.reports.extend(arrival(self.radios[radio]));
+        }
+    }
+
+    /// The connection has ended.
+    pub fn disconnected(&mut self) {
+        self.is_connected = false;
+        self.reports.clear();
+    }
+
+    /// The state of a radio, as the system says.
+    pub fn on_radio(&mut self, radio: usize, state: RadioState) {
+        let Some(before) = self.radios.get(radio).copied().filter(|before| *before != state) else { return };
+        self.radios[radio] = state;
+        if let RadioState::Attached(Some(access)) = before {
+            self.report(Report::Dissociated(access));
+        }
+        if let Some(report) = arrival(state) {
+            self.report(report);
+        }
+        if self.main.is_none_or(|main| !self.is_attached(main)) {
+            self.main = (0..self.radios.len()).find(|radio| self.is_attached(*radio));
+        }
+    }
+
+    /// The signals that the radios receive, each access point once.
+    pub fn on_signals(&mut self, now: Time, signals: Vec<(AccessId, Signal)>) {
+        if !self.is_connected || self.main.is_none() || signals.is_empty() {
+            return;
+        }
+        let own = self.main.and_then(|main| access_of(self.radios[main]));
+        let of = |id: AccessId| signals.iter().find(|(heard, _)| *heard == id).map(|(_, signal)| *signal);
+        let others = signals.iter().filter(|(id, _)| !self.radios.iter().any(|state| access_of(*state) == Some(*id)));
+        let best = others.max_by_key(|(id, signal)| (*signal, *id)).copied();
+        let wanted = best.filter(|(_, signal)| own.and_then(of).is_some_and(|own| signal.0 >= own.0.saturating_add(STRONGER)));
+        self.report(Report::Signals(signals));
+        if let Some((access, _)) = wanted.filter(|_| self.asked.is_none_or(|asked| now.since(asked) >= ASKED)) {
+            self.asked = Some(now);
+            self.report(Report::WantsMove(Some(access)));
+        }
+    }
+
+    /// The controller says something.
+    pub fn on_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::GoTo { access, channel } => {
+                let is_there = |state: &RadioState| [RadioState::Entering(access), RadioState::Attached(Some(access))].contains(state);
+                if self.radios.iter().any(is_there) {
+                    return;
+                }
+                // One that is idle, or not in use. With one radio, the link is interrupted: a hard handover.
+                let cost = |radio: &usize| match self.radios[*radio] {
+                    _ if self.main == Some(*radio) => 3,
+                    RadioState::Idle => 0,
+                    RadioState::Attached(_) => 1,
+                    RadioState::Entering(_) => 2,
+                };
+                if let Some(radio) = (0..self.radios.len()).min_by_key(cost) {
+                    self.order(Order::Enter { radio, access, channel });
+                }
+            }
+            Notice::Begins { to } => self.main = self.at(to).or(self.main),
+            // The link in use stays, whatever the controller says.
+            Notice::Ends { leave } => {
+                if let Some(radio) = self.at(leave).filter(|radio| self.main != Some(*radio)) {
+                    self.order(Order::Leave { radio });
+                }
+            }
+        }
+    }
+
+    /// How frames leave and arrive now.
+    pub fn served(&self) -> Served {
+        let attached = (0..self.radios.len()).filter(|radio| self.is_attached(*radio)).count();
+        Served { over: self.main.filter(|main| self.is_attached(*main)).map_or(0, |main| 1 << main), merges: attached > 1 }
+    }
+
+    /// The states of the radios, by place.
+    pub fn radios(&self) -> &[RadioState] {
+        &self.radios
+    }
+
+    /// The next report to the controller. Without a link there is none: what a connection loses delays what comes after it, and most of all the report of the next
+    /// link.
+    pub fn poll_report(&mut self) -> Option<Report> {
+        self.main.and_then(|_| self.reports.pop_front())
+    }
+
+    /// The next order for a radio.
+    pub fn poll_order(&mut self) -> Option<Order> {
+        self.orders.pop_front()
+    }
+
+    fn is_attached(&self, radio: usize) -> bool {
+        matches!(self.radios.get(radio), Some(RadioState::Attached(_)))
+    }
+
+    fn at(&self, access: AccessId) -> Option<usize> {
+        self.radios.iter().position(|state| *state == RadioState::Attached(Some(access)))
+    }
+
+    fn report(&mut self, report: Report) {
+        if self.is_connected {
+            self.reports.push_back(report);
+        }
+        if self.reports.len() > MAX_REPORTS {
+            self.report_all();
+        }
+    }
+
+    fn order(&mut self, order: Order) {
+        if self.orders.len() >= MAX_ORDERS {
+            self.orders.pop_front();
+        }
+        self.orders.push_back(order);
+    }
+}
+
+fn access_of(state: RadioState) -> Option<AccessId> {
+    match state {
+        RadioState::Attached(access) => access,
+        RadioState::Idle | RadioState::Entering(_) => None,
+    }
+}
+
+/// What a client reports about a radio that comes to this state.
+fn arrival(state: RadioState) -> Option<Report> {
+    match state {
+        RadioState::Idle => None,
+        RadioState::Entering(access) => Some(Report::Entering(access)),
+        RadioState::Attached(access) => access.map(Report::Associated),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_model::Mac;
+
+    fn access(number: u8) -> AccessId {
+        AccessId(Mac([2, 0, 0, 0, 1, number]))
+    }
+
+    fn attached_to(number: u8) -> RadioState {
+        RadioState::Attached(Some(access(number)))
+    }
+
+    fn reports(station: &mut Station) -> Vec<Report> {
+        std::iter::from_fn(|| station.poll_report()).collect()
+    }
+
+    fn orders(station: &mut Station) -> Vec<Order> {
+        std::iter::from_fn(|| station.poll_order()).collect()
+    }
+
+    fn over(station: &Station) -> (u32, bool) {
+        (station.served().over, station.served().merges)
+    }
+
+    #[test]
+    fn a_second_radio_enters_before_the_first_one_leaves() {
+        let mut station = Station::new(2);
+        station.connected();
+        station.on_radio(0, attached_to(1));
+        assert_eq!(reports(&mut station)[1..], [Report::Associated(access(1))]);
+        station.on_notice(Notice::GoTo { access: access(2), channel: Channel(11) });
+        assert_eq!(orders(&mut station), [Order::Enter { radio: 1, access: access(2), channel: Channel(11) }]);
+        station.on_radio(1, RadioState::Entering(access(2)));
+        station.on_radio(1, attached_to(2));
+        assert_eq!(reports(&mut station), [Report::Entering(access(2)), Report::Associated(access(2))]);
+        assert_eq!(over(&station), (1, true), "frames leave over the first one until the route has changed");
+        station.on_notice(Notice::Begins { to: access(2) });
+        assert_eq!(over(&station), (2, true));
+        station.on_notice(Notice::Ends { leave: access(2) });
+        assert_eq!(orders(&mut station), [], "the link in use stays");
+        station.on_notice(Notice::Ends { leave: access(1) });
+        assert_eq!(orders(&mut station), [Order::Leave { radio: 0 }]);
+        station.on_radio(0, RadioState::Idle);
+        assert_eq!((reports(&mut station), over(&station)), (vec![Report::Dissociated(access(1))], (2, false)));
+    }
+
+    #[test]
+    fn with_one_radio_the_link_is_interrupted() {
+        let mut station = Station::new(1);
+        station.on_radio(0, attached_to(1));
+        station.connected();
+        assert_eq!(reports(&mut station)[1..], [Report::Associated(access(1))]);
+        station.on_notice(Notice::GoTo { access: access(2), channel: Channel(1) });
+        assert!(matches!(orders(&mut station)[..], [Order::Enter { radio: 0, .. }]));
+        station.on_radio(0, RadioState::Entering(access(2)));
+        assert_eq!((over(&station), reports(&mut station)), ((0, false), vec![]), "nothing is said without a link");
+        station.on_radio(0, attached_to(2));
+        assert_eq!(over(&station), (1, false));
+        let expected = [Report::Dissociated(access(1)), Report::Entering(access(2)), Report::Associated(access(2))];
+        assert_eq!(reports(&mut station), expected);
+        station.on_notice(Notice::GoTo { access: access(2), channel: Channel(1) });
+        assert_eq!(orders(&mut station), [], "it is there");
+    }
+
+    #[test]
+    fn another_radio_takes_over_without_a_controller() {
+        let mut station = Station::new(3);
+        for (radio, number) in [(0, 1), (2, 3)] {
+            station.on_radio(radio, attached_to(number));
+        }
+        assert_eq!((over(&station), reports(&mut station)), ((1, true), vec![]));
+        station.on_radio(0, RadioState::Idle);
+        assert_eq!(over(&station), (4, false));
+        station.on_radio(2, RadioState::Idle);
+        assert_eq!(over(&station), (0, false));
+        station.connected();
+        station.on_radio(1, RadioState::Attached(None));
+        station.on_radio(9, attached_to(2));
+        assert_eq!((over(&station), reports(&mut station).len()), ((2, false), 1), "a cable without an access point is used, and not reported");
+    }
+
+    #[test]
+    fn a_new_controller_gets_the_whole_state_and_that_in_use_last() {
+        let mut station = Station::new(3);
+        station.on_radio(0, attached_to(1));
+        station.on_radio(1, attached_to(2));
+        station.on_radio(2, RadioState::Entering(access(3)));
+        for _ in 0..2 {
+            station.connected();
+            let expected = [Report::Associated(access(2)), Report::Entering(access(3)), Report::Associated(access(1))];
+            let all = reports(&mut station);
+            assert!(matches!(all[0], Report::Hello(Client { radios: 3, removes_duplicates: true })));
+            assert_eq!(all[1..], expected);
+            station.disconnected();
+        }
+    }
+
+    #[test]
+    fn what_waits_for_a_link_is_bounded() {
+        let mut station = Station::new(1);
+        station.connected();
+        for _ in 0..1000 {
+            station.on_radio(0, RadioState::Entering(access(1)));
+            station.on_radio(0, RadioState::Idle);
+        }
+        assert!(reports(&mut station).is_empty() && station.reports.len() <= MAX_REPORTS);
+        station.on_radio(0, attached_to(1));
+        let all = reports(&mut station);
+        assert!(all.len() <= MAX_REPORTS + 1 && all.last() == Some(&Report::Associated(access(1))), "{all:?}");
+        assert!(matches!(all[0], Report::Hello(_)));
+    }
+
+    #[test]
+    fn a_much_stronger_signal_makes_it_ask_now_and_then() {
+        let mut station = Station::new(2);
+        station.on_radio(0, attached_to(1));
+        station.connected();
+        reports(&mut station);
+        let heard = |other: i16| vec![(access(1), Signal(-70)), (access(2), Signal(other))];
+        for (at, other, asks) in [(0, -63, false), (1, -62, true), (2, -50, false), (6, -50, true)] {
+            station.on_signals(Time::from_millis(at * 1000), heard(other));
+            let all = reports(&mut station);
+            assert_eq!(all.contains(&Report::WantsMove(Some(access(2)))), asks, "{other} dBm at {at} s");
+            assert!(all.contains(&Report::Signals(heard(other))));
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! A network of switches in the lab: Open vSwitch with its datapath in user space and the controller are in the client's namespace, each host has one of its
+//! own.
+
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::lab::Lab;
+use crate::namespace::Namespace;
+use crate::sys;
+
+/// Where switches connect to the controller, in the client's namespace.
+pub const CONTROLLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 6653);
+/// Timeout of every expected event, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `braid net controller`. Dropping it kills it.
+#[derive(Debug)]
+pub struct Controller<'a> {
+    lab: &'a Lab,
+    braid: PathBuf,
+    process: Child,
+}
+
+impl<'a> Controller<'a> {
+    /// Starts it, and does not wait.
+    ///
+    /// # Errors
+    /// The program is missing.
+    pub fn start(lab: &'a Lab, braid: &Path) -> Result<Self> {
+        Self::start_with(lab, braid, "")
+    }
+
+    /// The same with a configuration.
+    ///
+    /// # Errors
+    /// The program is missing, or the file cannot be written.
+    pub fn start_with(lab: &'a Lab, braid: &Path, configuration: &str) -> Result<Self> {
+        let file = lab.directory().join("controller.toml");
+        fs::write(&file, configuration).context("cannot write the controller's configuration")?;
+        let log = File::options().create(true).append(true).open(log(lab)).context("cannot write the controller's log")?;
+        let mut command = lab.client().command(braid)?;
+        command.args(["net", "controller", "--listen", &CONTROLLER.to_string(), "--socket"]).arg(socket(lab));
+        command.arg("--config").arg(file).arg("--state-dir").arg(lab.directory().join("controller"));
+        let process = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
+        let process = process.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?;
+        Ok(Self { lab, braid: braid.to_owned(), process })
+    }
+
+    /// Runs `braid net` with these arguments.
+    ///
+    /// # Errors
+    /// The program is missing.
+    pub fn net(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = self.lab.client().command(&self.braid)?;
+        Ok(command.arg("net").args(arguments).arg("--socket").arg(socket(self.lab)).stdin(Stdio::null()).output()?)
+    }
+
+    /// `braid net status --json`; `Null` if the controller does not answer.
+    ///
+    /// # Errors
+    /// The program is missing.
+    pub fn status(&self) -> Result<Value> {
+        Ok(serde_json::from_slice(&self.net(&["status", "--json"])?.stdout).unwrap_or_default())
+    }
+
+    /// Waits until it knows so many switches and links, and all switches have their entries.
+    ///
+    /// # Errors
+    /// That takes more than a minute.
+    pub fn converges(&self, switches: usize, links: usize) -> Result<()> {
+        eventually(&format!("the controller knows {switches} switches and {links} links"), || {
+            Ok(is_complete(&self.status()?, switches, links))
+        })
+        .with_context(|| format!("the controller's log:\n{}", self.log()))
+    }
+
+    /// PID of the process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it wrote, and the controllers of this lab before it.
+    pub fn log(&self) -> String {
+        fs::read_to_string(log(self.lab)).unwrap_or_default()
+    }
+
+    /// Sends SIGKILL, and waits until it has ended.
+    ///
+    /// # Errors
+    /// It has ended before.
+    pub fn kill(mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Controller<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("--- the controller's log\n{}---", self.log());
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn socket(lab: &Lab) -> PathBuf {
+    lab.directory().join("net.sock")
+}
+
+fn log(lab: &Lab) -> PathBuf {
+    lab.directory().join("net.log")
+}
+
+/// Whether a status has so many switches and links, and all switches have their entries.
+pub(crate) fn is_complete(status: &Value, switches: usize, links: usize) -> bool {
+    let live = status["switches"].as_array().is_some_and(|all| all.iter().all(|switch| switch["state"] == "live"));
+    live && count(status, "switches") == switches && count(status, "links") == links && status["converged"] == true
+}
+
+/// Length of a list in a status.
+pub(crate) fn count(status: &Value, what: &str) -> usize {
+    status[what].as_array().map_or(0, Vec::len)
+}
+
+/// Open vSwitch, with its own database and directory.
+#[derive(Debug)]
+pub struct Switches<'a> {
+    lab: &'a Lab,
+    directory: PathBuf,
+    daemons: Vec<Child>,
+}
+
+impl<'a> Switches<'a> {
+    /// Three switches in a ring, `s1` to `s3`, which speak a version such as `OpenFlow13`.
+    ///
+    /// # Errors
+    /// Open vSwitch is missing, or does not start.
+    pub fn ring(lab: &'a Lab, version: &str) -> Result<Self> {
+        let switches = Self::start(lab)?;
+        for (number, name) in (1..).zip(["s1", "s2", "s3"]) {
+            switches.add(name, number, version)?;
+        }
+        for (one, other) in [("s1", "s2"), ("s2", "s3"), ("s1", "s3")] {
+            switches.cable(one, other)?;
+        }
+        Ok(switches)
+    }
+
+    fn start(lab: &'a Lab) -> Result<Self> {
+        let directory = lab.directory().join("ovs");
+        fs::create_dir(&directory).context("cannot make the switches' directory")?;
+        let mut switches = Self { lab, directory, daemons: Vec::new() };
+        let database = switches.directory.join("conf.db").display().to_string();
+        printed(switches.tool("ovsdb-tool")?.args(["create", &database, "/usr/share/openvswitch/vswitch.ovsschema"]))?;
+        let remote = format!("--remote=punix:{}", switches.directory.join("db.sock").display());
+        switches.daemon("ovsdb-server", &[&remote, &database])?;
+        eventually("the switches' database answers", || Ok(switches.vsctl("--no-wait init").is_ok()))?;
+        switches.daemon("ovs-vswitchd", &["--disable-system"])?;
+        Ok(switches)
+    }
+
+    /// Makes a device of the client's namespace a port of a switch. Returns its number.
+    ///
+    /// # Errors
+    /// There is no such switch or device.
+    pub fn port(&self, switch: &str, device: &str) -> Result<u32> {
+        self.vsctl(&format!("add-port {switch} {device}"))?;
+        let number = self.vsctl(&format!("get Interface {device} ofport"))?;
+        number.trim().parse().with_context(|| format!("{device} is no port of {switch}: {}", number.trim()))
+    }
+
+    fn tool(&self, program: &str) -> Result<Command> {
+        let mut command = self.lab.client().command(program)?;
+        for place in ["OVS_RUNDIR", "OVS_DBDIR", "OVS_LOGDIR"] {
+            command.env(place, &self.directory);
+        }
+        Ok(command)
+    }
+
+    fn daemon(&mut self, program: &str, arguments: &[&str]) -> Result<()> {
+        let log = File::create(self.directory.join(format!("{program}.log")))?;
+        let mut command = self.tool(program)?;
+        let child = command.args(arguments).stdin(Stdio::null()).stderr(log.try_clone()?).stdout(log).spawn();
+        self.daemons.push(child.with_context(|| format!("cannot run {program}: run lab/install-deps.sh"))?);
+        Ok(())
+    }
+
+    fn vsctl(&self, line: &str) -> Result<String> {
+        let database = format!("--db=unix:{}", self.directory.join("db.sock").display());
+        printed(self.tool("ovs-vsctl")?.args(["--timeout=20", &database]).args(line.split(' ')))
+    }
+
+    /// A switch that follows the controller only, also while that is away.
+    fn add(&self, name: &str, datapath: u64, version: &str) -> Result<()> {
+        let line = format!(
+            "add-br {name} -- set bridge {name} datapath_type=netdev fail_mode=secure protocols={version} \
+             other-config:datapath-id={datapath:016x} other-config:disable-in-band=true -- set-controller {name} tcp:{CONTROLLER} -- \
+             set controller {name} max_backoff=1000 inactivity_probe=5000"
+        );
+        self.vsctl(&line).map(drop)
+    }
+
+    /// A cable between two switches. Its ends are `ONE-OTHER` and `OTHER-ONE`.
+    fn cable(&self, one: &str, other: &str) -> Result<()> {
+        let (near, far) = (format!("{one}-{other}"), format!("{other}-{one}"));
+        self.lab.client().ip(&format!("link add name {near} up type veth peer name {far}\nlink set dev {far} up\n"))?;
+        self.vsctl(&format!("add-port {one} {near} -- add-port {other} {far}")).map(drop)
+    }
+
+    /// Breaks the cable with this end, or repairs it.
+    ///
+    /// # Errors
+    /// There is no such end.
+    pub fn set_cable(&self, end: &str, up: bool) -> Result<()> {
+        self.lab.client().ip(&format!("link set dev {end} {}\n", if up { "up" } else { "down" }))
+    }
+
+    /// The entries of a switch, without their counters.
+    ///
+    /// # Errors
+    /// The switch does not answer.
+    pub fn entries(&self, name: &str) -> Result<Vec<String>> {
+        let text = printed(self.tool("ovs-ofctl")?.args(["-O", "OpenFlow10,OpenFlow13", "--no-stats", "dump-flows", name]))?;
+        let mut lines: Vec<String> = text.lines().filter(|line| line.contains("actions=")).map(str::to_owned).collect();
+        lines.sort();
+        Ok(lines)
+    }
+
+    /// Starts a controller of the ring, and two hosts: one with cables to the switches `at`, the other at `s2`. They reach each other, and the controller knows
+    /// them.
+    ///
+    /// # Errors
+    /// That takes more than a minute.
+    pub fn serve(&self, braid: &Path, at: &[&str]) -> Result<(Controller<'a>, [Host; 2])> {
+        let controller = Controller::start(self.lab, braid)?;
+        let hosts = [Host::start(self, 1, at)?, Host::start(self, 2, &["s2"])?];
+        controller.converges(3, 3)?;
+        let [one, other] = &hosts;
+        // Before a port is known to lead to hosts, the controller passes on their packets itself.
+        eventually("the hosts reach each other, and the controller knows them", || {
+            Ok(one.pings(other)? && count(&controller.status()?, "hosts") == hosts.len())
+        })?;
+        controller.converges(3, 3)?;
+        Ok((controller, hosts))
+    }
+}
+
+impl Drop for Switches<'_> {
+    fn drop(&mut self) {
+        for daemon in self.daemons.iter_mut().rev() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+/// A host, in a namespace of its own.
+#[derive(Debug)]
+pub struct Host {
+    namespace: Namespace,
+    /// Its IPv4 address.
+    pub address: Ipv4Addr,
+    /// Its Ethernet address.
+    pub mac: String,
+}
+
+impl Host {
+    /// A host with cables to these switches. The first one is plugged in: its device at the host is `eth0`, the others `eth1` and so on, with the same address.
+    ///
+    /// # Errors
+    /// There is no such switch.
+    pub fn start(switches: &Switches<'_>, number: u8, at: &[&str]) -> Result<Self> {
+        let namespace = switches.lab.namespace("host's")?;
+        let host = Self { namespace, address: Ipv4Addr::new(10, 9, 0, number), mac: format!("02:00:00:00:09:{number:02x}") };
+        let (mac, path) = (&host.mac, host.namespace.path());
+        for (place, switch) in at.iter().enumerate() {
+            let port = format!("{switch}-h{number}");
+            let line = format!("link add name {port} up type veth peer name eth{place} address {mac} netns {path}\n");
+            switches.lab.client().ip(&line)?;
+            // The switches take no frames whose checksums a network card would add.
+            host.namespace.run(|| sys::plain_frames(&format!("eth{place}")))?.context("cannot switch off offloads")?;
+            switches.vsctl(&format!("add-port {switch} {port}"))?;
+        }
+        host.sh("ip link set lo up")?;
+        host.plug("eth0")?;
+        Ok(host)
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Runs a script of the shell.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn sh(&self, script: &str) -> Result<()> {
+        printed(self.namespace.command("sh")?.args(["-ec", script])).map(drop)
+    }
+
+    /// Gives the host's address to this device, and to no other, and sets it up.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn plug(&self, device: &str) -> Result<()> {
+        let address = self.address;
+        self.sh(&format!("ip -4 addr flush scope global; ip addr add {address}/24 dev {device}; ip link set {device} up"))
+    }
+
+    /// Whether another host answers within a second.
+    ///
+    /// # Errors
+    /// `ping` is missing.
+    pub fn pings(&self, other: &Self) -> Result<bool> {
+        self.reaches(other.address)
+    }
+
+    /// Whether this address answers within a second.
+    ///
+    /// # Errors
+    /// `ping` is missing.
+    pub fn reaches(&self, address: Ipv4Addr) -> Result<bool> {
+        let mut ping = self.namespace.command("ping")?;
+        ping.args(["-c1", "-W1", "-q", &address.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(ping.status().context("cannot run ping: run lab/install-deps.sh")?.success())
+    }
+}
+
+/// What a program prints, if it succeeds.
+pub(crate) fn printed(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {command:?}: run lab/install-deps.sh"))?;
+    ensure!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Waits until `check` holds.
+pub(crate) fn eventually(what: &str, mut check: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begin = Instant::now();
+    while !check()? {
+        ensure!(begin.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}

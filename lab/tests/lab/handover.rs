@@ -1,0 +1,133 @@
+//! Hosts with radios in a network with a controller: they go from access point to access point under each mobility manager.
+
+use std::time::Duration;
+
+use crate::support::*;
+use braid_lab::wifi::{Received, Stream, Walk, WalkPlan};
+use braid_lab::{Lab, LinkSpec};
+
+/// Interval of datagrams.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+fn one_link() -> Lab {
+    Lab::builder().link(LinkSpec::new("wlan0")).start().unwrap()
+}
+
+fn plan(options: &str, radios: usize) -> WalkPlan<'_> {
+    WalkPlan { options, accesses: 3, radios, entry: [Duration::from_millis(100); 2], hunt: Duration::from_millis(300) }
+}
+
+/// What becomes of datagrams in both directions while the host walks over all access points and back.
+fn walk(walk: &Walk<'_>) -> [Received; 2] {
+    let (roamer, other) = (&walk.roamer, &walk.other);
+    let down = Stream::start(other.namespace(), (roamer.namespace(), roamer.address), INTERVAL, 400).unwrap();
+    let up = Stream::start(roamer.namespace(), (other.namespace(), other.address), INTERVAL, 400).unwrap();
+    eventually("both streams flow", || down.arrived() > 20 && up.arrived() > 20);
+    for access in [1, 2, 0] {
+        walk.walk_to(access).unwrap();
+    }
+    let passed = (down.arrived(), up.arrived());
+    eventually("both streams flow at the end", || down.arrived() > passed.0 + 20 && up.arrived() > passed.1 + 20);
+    [down.end(), up.end()]
+}
+
+#[test]
+fn two_radios_move_without_a_loss() {
+    if !able() {
+        return;
+    }
+    for options in ["manager = \"hoolock\"\nhold = \"500ms\"\n", "manager = \"n-cast\"\nhold = \"500ms\"\n"] {
+        let lab = one_link();
+        let made = Walk::start(&lab, &braid(), plan(options, 2)).unwrap();
+        for one in walk(&made) {
+            assert!(one.sent > 200 && one.lost == 0 && one.repeated == 0, "{options}{one:?}\n{}", made.joined.log());
+        }
+    }
+}
+
+#[test]
+fn one_radio_moves_and_its_flows_go_on() {
+    if !able() {
+        return;
+    }
+    let lab = one_link();
+    let made = Walk::start(&lab, &braid(), plan("", 1)).unwrap();
+    for one in walk(&made) {
+        assert!(one.sent > one.lost * 2 && one.repeated == 0, "{one:?}");
+        assert!(one.lost > 3 * 100 / 5 / 2, "entering takes 100 ms each time: {one:?}");
+    }
+}
+
+#[test]
+fn a_client_and_its_controller_may_end_at_any_time() {
+    if !able() {
+        return;
+    }
+    let lab = one_link();
+    let Walk { joined, controller, roamer, other, accesses, switches } =
+        Walk::start(&lab, &braid(), plan("manager = \"hoolock\"\n", 2)).unwrap();
+    let stream = Stream::start(other.namespace(), (roamer.namespace(), roamer.address), INTERVAL, 400).unwrap();
+    eventually("the stream flows", || stream.arrived() > 20);
+    controller.kill().unwrap();
+    let again = braid_lab::network::Controller::start_with(
+        &lab,
+        &braid(),
+        &braid_lab::wifi::configuration(&accesses, &[(&roamer.mac, &roamer.key(&braid()).unwrap())], "manager = \"hoolock\"\n"),
+    )
+    .unwrap();
+    let walk = Walk { joined, controller: again, roamer, other, accesses, switches };
+    walk.controller.converges(3, 3).unwrap();
+    eventually("the client has joined the new controller", || walk.is_client().unwrap());
+    let Received { lost, repeated, .. } = stream.end();
+    assert_eq!((lost, repeated), (0, 0));
+    walk.walk_to(1).unwrap();
+    // The client is killed: its device goes with it, and its radios are as before.
+    drop(walk.joined);
+    eventually("the device is gone", || {
+        let shown = walk.roamer.namespace().command("ip").unwrap().args(["-o", "link"]).output().unwrap();
+        !text(&shown.stdout).contains("net0")
+    });
+    let address = format!("ip address add {}/24 dev wlan1", walk.roamer.address);
+    assert!(walk.roamer.namespace().command("sh").unwrap().args(["-c", &address]).status().unwrap().success());
+    eventually("the radio works without Braid", || walk.other.reaches(walk.roamer.address).unwrap());
+}
+
+#[test]
+fn only_hosts_with_their_keys_are_clients() {
+    if !able() {
+        return;
+    }
+    let lab = one_link();
+    let walk = Walk::start(&lab, &braid(), plan("", 2)).unwrap();
+    let stranger = braid_lab::wifi::Roamer::start(&lab, 7, 1, &walk.accesses, Duration::ZERO).unwrap();
+    stranger.radios()[0].enter(1, Duration::ZERO);
+    let joined = stranger.join(&braid(), None).unwrap();
+    eventually("the stranger is refused", || joined.log().contains("no [[host]] of the controller has the key"));
+    // It is served as a host without Braid.
+    eventually("it reaches others", || walk.other.reaches(stranger.address).unwrap());
+    let refused = |arguments: &[&str], reason: &str| {
+        let output = walk.controller.net(arguments).unwrap();
+        assert!(!output.status.success() && text(&output.stderr).contains(reason), "{}", text(&output.stderr));
+    };
+    refused(&["move", &stranger.mac, &walk.accesses[0].bssid], "is no client");
+    refused(&["move", &walk.roamer.mac, "02:00:00:00:0a:77"], "no access point has the address");
+}
+
+#[test]
+fn a_client_follows_only_the_controller_whose_key_it_names() {
+    if !able() {
+        return;
+    }
+    let lab = one_link();
+    let walk = Walk::start(&lab, &braid(), plan("", 2)).unwrap();
+    drop(walk.joined);
+    let of_itself = walk.roamer.key(&braid()).unwrap();
+    let joined = walk.roamer.join(&braid(), Some(&of_itself)).unwrap();
+    eventually("the client refuses the controller", || joined.log().contains("it does not prove the key that --controller-key names"));
+    eventually("its device works", || walk.other.reaches(walk.roamer.address).unwrap());
+    drop(joined);
+    let log = walk.controller.log();
+    let key = log.split("--controller-key ").nth(1).and_then(|rest| rest.split('`').next()).expect("the controller says its key");
+    let joined = walk.roamer.join(&braid(), Some(key)).unwrap();
+    eventually("the client has connected", || joined.log().contains("connected to the controller"));
+}
