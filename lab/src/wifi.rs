@@ -1,6 +1,6 @@
 //! Access points at the lab's network of switches, and hosts that enter them by radio.
 //!
-//! An access point is a bridge with a cable to a switch. The other end of a radio is a port of the bridge whose access point it has entered, or of none. Each radio
+//! An access point is a bridge with a cable to a switch, and knows its hosts by what they send, as by their association. The other end of a radio is a port of the bridge whose access point it has entered, or of none. Each radio
 //! has the control interface of wpa_supplicant, as far as Braid uses it.
 
 use std::collections::BTreeMap;
@@ -55,7 +55,8 @@ impl AccessPoint {
         let (bridge, port, peer) = (format!("air{number}"), format!("ap{number}"), format!("ap{number}-air"));
         lab.client().ip(&format!(
             "link add name {bridge} up type bridge forward_delay 0 mcast_snooping 0\n\
-             link add name {port} up type veth peer name {peer}\nlink set dev {peer} master {bridge} up\n"
+             link add name {port} up type veth peer name {peer}\nlink set dev {peer} master {bridge} up\n\
+             link set dev {peer} type bridge_slave learning off\n"
         ))?;
         let port = switches.port(switch, &port)?;
         Ok(Self { bssid: format!("02:00:00:00:0a:{number:02x}"), channel: u16::from(number), entry, port, datapath, bridge })
@@ -440,12 +441,14 @@ pub struct Stream {
 }
 
 /// What became of the datagrams of a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Received {
     /// How many were sent.
     pub sent: u32,
     /// How many did not arrive.
-    pub lost: u32,
+    pub lost: usize,
+    /// The first of them.
+    pub missing: Vec<u32>,
     /// How many arrived once more.
     pub repeated: u32,
     /// How many arrived after a later one.
@@ -512,8 +515,10 @@ impl Stream {
             late += u32::from(number < highest && seen[number as usize] == 1);
             highest = highest.max(number);
         }
-        let lost = seen.iter().skip(1).filter(|times| **times == 0).count() as u32;
-        Received { sent: last, lost, repeated: seen.iter().map(|times| times.saturating_sub(1)).sum(), late }
+        let mut missing: Vec<u32> = (1..=last).filter(|number| seen[*number as usize] == 0).collect();
+        let lost = missing.len();
+        missing.truncate(20);
+        Received { sent: last, lost, missing, repeated: seen.iter().map(|times| times.saturating_sub(1)).sum(), late }
     }
 }
 

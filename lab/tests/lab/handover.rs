@@ -25,9 +25,9 @@ fn walk(walk: &Walk<'_>) -> [Received; 2] {
     eventually("both streams flow", || down.arrived() > 20 && up.arrived() > 20);
     for access in [1, 2, 0] {
         walk.walk_to(access).unwrap();
+        let passed = (down.arrived(), up.arrived());
+        eventually("both streams flow at the new place", || down.arrived() > passed.0 + 50 && up.arrived() > passed.1 + 50);
     }
-    let passed = (down.arrived(), up.arrived());
-    eventually("both streams flow at the end", || down.arrived() > passed.0 + 20 && up.arrived() > passed.1 + 20);
     [down.end(), up.end()]
 }
 
@@ -53,8 +53,9 @@ fn one_radio_moves_and_its_flows_go_on() {
     let lab = one_link();
     let made = Walk::start(&lab, &braid(), plan("", 1)).unwrap();
     for one in walk(&made) {
-        assert!(one.sent > one.lost * 2 && one.repeated == 0, "{one:?}");
-        assert!(one.lost > 3 * 100 / 5 / 2, "entering takes 100 ms each time: {one:?}");
+        assert!(one.lost * 2 < one.sent as usize && one.repeated == 0, "{one:?}");
+        // Entering takes 100 ms each time.
+        assert!(one.lost > 3 * 100 / 5 / 2, "{one:?}");
     }
 }
 
@@ -78,8 +79,8 @@ fn a_client_and_its_controller_may_end_at_any_time() {
     let walk = Walk { joined, controller: again, roamer, other, accesses, switches };
     walk.controller.converges(3, 3).unwrap();
     eventually("the client has joined the new controller", || walk.is_client().unwrap());
-    let Received { lost, repeated, .. } = stream.end();
-    assert_eq!((lost, repeated), (0, 0));
+    let received = stream.end();
+    assert_eq!((received.lost, received.repeated), (0, 0), "{received:?}");
     walk.walk_to(1).unwrap();
     // The client is killed: its device goes with it, and its radios are as before.
     drop(walk.joined);
