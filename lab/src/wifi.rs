@@ -249,8 +249,15 @@ impl Radio {
         let socket = host.run(|| UnixDatagram::bind(directory.join(name)))??;
         socket.set_read_timeout(Some(Duration::from_millis(1)))?;
         let state = Arc::new(Mutex::new(State { at: None, enters: None, leaves: false, signals: BTreeMap::new(), hunt, is_over: false }));
-        let supplicant =
-            Supplicant { socket, end: end.clone(), accesses: accesses.to_vec(), state: state.clone(), listeners: Vec::new(), scanned: None, wanted: None };
+        let supplicant = Supplicant {
+            socket,
+            end: end.clone(),
+            accesses: accesses.to_vec(),
+            state: state.clone(),
+            listeners: Vec::new(),
+            scanned: None,
+            wanted: None,
+        };
         lab.client().spawn_thread("lab-wpa", move || supplicant.serve())?;
         Ok(Self { end, state })
     }
@@ -620,9 +627,8 @@ impl<'a> Walk<'a> {
     /// The program is missing.
     pub fn active(&self) -> Result<Vec<(String, u32)>> {
         let host = self.host()?;
-        let place = |place: &Value| {
-            (place["datapath"].as_str().unwrap_or_default().to_owned(), place["port"].as_u64().unwrap_or_default() as u32)
-        };
+        let place =
+            |place: &Value| (place["datapath"].as_str().unwrap_or_default().to_owned(), place["port"].as_u64().unwrap_or_default() as u32);
         Ok(host["active"].as_array().map(Vec::as_slice).unwrap_or_default().iter().map(place).collect())
     }
 

@@ -188,7 +188,12 @@ pub const OPERATIONS: [Operation; 40] = [
     change("/v1/adhoc/up", "Makes the ad-hoc device.", Some(of::<AdhocUp>), answer::<Accepted>),
     change("/v1/adhoc/down", "Removes the ad-hoc device.", None, answer::<Accepted>),
     read("/v1/network", "The network of a controller: its switches, links, access points and hosts.", answer::<NetworkStatus>),
-    change("/v1/network", "Chooses the mobility manager of a host, or asks it to go to an access point.", Some(of::<NetworkChange>), answer::<Accepted>),
+    change(
+        "/v1/network",
+        "Chooses the mobility manager of a host, or asks it to go to an access point.",
+        Some(of::<NetworkChange>),
+        answer::<Accepted>,
+    ),
     change("/v1/reload", "Reloads the configuration.", None, answer::<Accepted>),
     change("/v1/down", "Stops Braid.", None, answer::<Accepted>),
 ];

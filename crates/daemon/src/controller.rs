@@ -12,9 +12,9 @@ mod view;
 pub use braid_network::mobility::NAMES as MANAGERS;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -27,13 +27,13 @@ use braid_http::{Api, Request, ServeError, Server, Serving};
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Rate, Time};
 use braid_network::mobility::{Balance, BalanceTerms, HoldFrom, Hoolock, NCast, Predict};
-use braid_network::{Config, ConnectionId, Controller, Event};
 use braid_network::wire::ALPN;
+use braid_network::{Config, ConnectionId, Controller, Event};
 use braid_peer::keys::KeyPair;
 use braid_peer::quota::{Permit, Quota};
+use braid_peer::shared;
 use braid_peer::state::StateDir;
 use braid_peer::tls::{self as peer_tls, stream_server};
-use braid_peer::shared;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::sys::process::raise_open_files;
 use tokio::net::TcpListener;

@@ -103,8 +103,7 @@ async fn serve(options: JoinOptions, socket: &Path, ready: impl FnOnce(&str)) ->
     let mac = common_address(&settings, &network.borrow())?;
     let settings = AdhocSettings { mac: Some(mac), ..settings };
     let radios: Vec<String> = settings.radios.iter().map(|radio| radio.name.clone()).collect();
-    let device =
-        AdhocThread::start(settings, &mut programs, network.clone()).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+    let device = AdhocThread::start(settings, &mut programs, network.clone()).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
     let (requests, mut inbox) = mpsc::channel(64);
     let (api, _feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
@@ -274,8 +273,7 @@ impl Radio {
     /// Follows the carrier until this process ends.
     async fn by_carrier(&mut self, orders: &mut mpsc::Receiver<Order>) {
         loop {
-            let has_carrier =
-                self.network.borrow_and_update().interfaces.iter().any(|facts| facts.name == self.name && facts.carrier);
+            let has_carrier = self.network.borrow_and_update().interfaces.iter().any(|facts| facts.name == self.name && facts.carrier);
             let state = if has_carrier { RadioState::Attached(self.access.map(AccessId)) } else { RadioState::Idle };
             if self.news.send(News::State(self.place, state)).await.is_err() {
                 return;

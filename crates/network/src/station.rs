@@ -315,7 +315,11 @@ mod tests {
         station.connected();
         station.on_radio(1, RadioState::Attached(None));
         station.on_radio(9, attached_to(2));
-        assert_eq!((over(&station), reports(&mut station).len()), ((2, false), 1), "a cable without an access point is used, and not reported");
+        assert_eq!(
+            (over(&station), reports(&mut station).len()),
+            ((2, false), 1),
+            "a cable without an access point is used, and not reported"
+        );
     }
 
     #[test]

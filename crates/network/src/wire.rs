@@ -190,8 +190,7 @@ mod tests {
             any_access().prop_map(|to| Message::Notice(Notice::Begins { to })),
             any_access().prop_map(|leave| Message::Notice(Notice::Ends { leave })),
             any::<String>().prop_map(Message::Refused),
-            proptest::collection::btree_map(any_access(), any::<u16>(), 0..9)
-                .prop_map(|loads| Message::Loads(loads.into_iter().collect())),
+            proptest::collection::btree_map(any_access(), any::<u16>(), 0..9).prop_map(|loads| Message::Loads(loads.into_iter().collect())),
         ]
     }
 

@@ -128,7 +128,12 @@ fn table(report: &mut Report, lost: &[Vec<Vec<u32>>]) {
         let directions: &[(usize, &str)] = if scheme.vertical { &[(0, " to cellular"), (1, " to Wi-Fi")] } else { &[(2, "")] };
         for (direction, suffix) in directions {
             let of = |round: &Vec<u32>| -> Vec<f64> {
-                round.iter().enumerate().filter(|(number, _)| *direction == 2 || number % 2 == *direction).map(|(_, lost)| f64::from(*lost)).collect()
+                round
+                    .iter()
+                    .enumerate()
+                    .filter(|(number, _)| *direction == 2 || number % 2 == *direction)
+                    .map(|(_, lost)| f64::from(*lost))
+                    .collect()
             };
             let all: Vec<f64> = rounds.iter().flat_map(of).collect();
             let means: Vec<f64> = rounds.iter().map(|round| Mean::of(&of(round)).mean).collect();
@@ -158,7 +163,11 @@ fn table(report: &mut Report, lost: &[Vec<Vec<u32>>]) {
     report.aim("bicast loses no packet", most(&[4, 5]).to_string(), most(&[4, 5]) == 0);
     let mean = |place: usize| Mean::of(&all(place).map(f64::from).collect::<Vec<_>>()).mean;
     let (hunts, told) = (mean(0), mean(1));
-    report.aim("the channel that the network tells shortens a hard handover", format!("{:.2} of the pings", told / hunts.max(1.0)), told < hunts);
+    report.aim(
+        "the channel that the network tells shortens a hard handover",
+        format!("{:.2} of the pings", told / hunts.max(1.0)),
+        told < hunts,
+    );
     let names: Vec<&str> = bars.iter().map(|(name, _)| name.as_str()).collect();
     let values: Vec<(f64, f64)> = bars.iter().enumerate().map(|(place, (_, value))| (place as f64, *value)).collect();
     let title = "Figure 5.7: pings lost in a handover";
@@ -189,7 +198,9 @@ fn streams(settings: &Settings, report: &mut Report) -> Result<()> {
             }
         }
     }
-    let caption = format!("Table 5.2, TCP for {seconds} s, a handover every {every} s, Mbit/s in seconds of the first round, and averages of all rounds:");
+    let caption = format!(
+        "Table 5.2, TCP for {seconds} s, a handover every {every} s, Mbit/s in seconds of the first round, and averages of all rounds:"
+    );
     for (((place, paper), course), means) in STREAMS.iter().zip(&courses).zip(&means) {
         let of = Mean::of(course);
         let least = course.iter().copied().fold(f64::INFINITY, f64::min);

@@ -46,7 +46,12 @@ pub(super) enum ClientArrival {
 }
 
 /// Accepts clients until this process ends.
-pub(super) async fn accept(listener: TcpListener, acceptor: TlsAcceptor, keys: watch::Receiver<Keys>, arrivals: mpsc::Sender<ClientArrival>) {
+pub(super) async fn accept(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    keys: watch::Receiver<Keys>,
+    arrivals: mpsc::Sender<ClientArrival>,
+) {
     let quota: Quota<IpAddr> = Quota::new(MAX_CONNECTIONS.0, MAX_CONNECTIONS.1);
     let mut session = 0;
     loop {

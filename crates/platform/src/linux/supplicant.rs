@@ -310,8 +310,7 @@ mod tests {
         assert_eq!(supplicant.changed().await.unwrap(), WifiState::Attached(BSSID));
         let error = supplicant.leave().await.unwrap_err().to_string();
         assert_eq!(error, "wpa_supplicant refused DISCONNECT: FAIL");
-        let expected =
-            ["ATTACH", "STATUS", "SCAN freq=2462", "LIST_NETWORKS", "BSSID 3 02:00:00:00:01:02", "REASSOCIATE", "DISCONNECT"];
+        let expected = ["ATTACH", "STATUS", "SCAN freq=2462", "LIST_NETWORKS", "BSSID 3 02:00:00:00:01:02", "REASSOCIATE", "DISCONNECT"];
         assert_eq!(served.join().unwrap(), expected);
         assert!(Supplicant::open(directory.path(), "wlan9").await.is_err());
     }
