@@ -101,7 +101,7 @@ struct copies {
 	__u64 last;
 	__u64 count;
 };
-MAP(copies, BPF_MAP_TYPE_LRU_HASH, struct copies_key, struct copies, 8192, 0);
+MAP(copies, BPF_MAP_TYPE_LRU_HASH, struct copies_key, struct copies, 32768, 0);
 
 struct storm {
 	__u64 last;

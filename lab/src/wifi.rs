@@ -366,10 +366,20 @@ impl Supplicant {
             }
             "SCAN_RESULTS" => self.results(),
             "BSSID" => {
-                self.wanted = rest.split_once(' ').and_then(|(_, bssid)| self.access(bssid));
-                if self.wanted.is_some() { "OK\n" } else { "FAIL\n" }.to_owned()
+                let bssid = rest.split_once(' ').map_or("", |(_, bssid)| bssid);
+                self.wanted = self.access(bssid);
+                if self.wanted.is_some() || bssid == "00:00:00:00:00:00" { "OK\n" } else { "FAIL\n" }.to_owned()
             }
-            "REASSOCIATE" => self.enter(self.wanted),
+            // Without a wish, the strongest one.
+            "REASSOCIATE" => {
+                let strongest = self.lock().signals.iter().max_by_key(|(_, dbm)| **dbm).map(|(access, _)| *access);
+                self.enter(self.wanted.or(strongest).or(Some(0)))
+            }
+            "SIGNAL_POLL" => {
+                let state = self.lock();
+                let dbm = state.at.and_then(|at| state.signals.get(&at)).copied().unwrap_or(-50);
+                format!("RSSI={dbm}\nLINKSPEED=54\n")
+            }
             "ROAM" => self.enter(self.access(rest)),
             "DISCONNECT" => {
                 self.leave();

@@ -288,7 +288,7 @@ pub fn run_alone(
     sys: Option<&Path>,
     ready: impl FnOnce(&str),
 ) -> anyhow::Result<()> {
-    crate::privilege::check_adhoc()?;
+    crate::privilege::check_device("braid adhoc up")?;
     let settings = AdhocSettings::of(up).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
     let settings = AdhocSettings { key_file, ..settings };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;

@@ -171,7 +171,9 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
     let (keys, known) = watch::channel(clients::Keys::default());
     if let Some(identity) = &identity {
         let acceptor = TlsAcceptor::from(Arc::new(stream_server(identity, peer_tls::Clients::Keyed, ALPN)?));
-        let accept = |listener| tokio::spawn(clients::accept(listener, acceptor.clone(), known.clone(), client_arrivals.clone()));
+        let places = clients::Places::default();
+        let accept =
+            |listener| tokio::spawn(clients::accept(listener, acceptor.clone(), places.clone(), known.clone(), client_arrivals.clone()));
         accepting.extend(client_listeners.into_iter().map(accept));
     }
     let mut switches = Switches {
@@ -408,7 +410,7 @@ impl Switches {
             self.log.write(&event.to_string(), is_trouble(&event));
         }
         while let Some((host, notice)) = self.controller.poll_notice() {
-            self.clients.tell(host, notice);
+            self.clients.tell(&mut self.controller, host, notice);
         }
         if now() >= self.next_loads {
             self.next_loads = now() + LOADS;

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use braid_api::AdhocUp;
+use braid_control::RequestError;
 use braid_control::adhoc::AdhocSettings;
-use braid_http::{Api, Server, Serving};
+use braid_http::{Api, Request, Server, Serving};
 use braid_model::key::PublicKey;
 use braid_model::{Mac, NetworkSnapshot};
 use braid_network::mobility::Report;
@@ -20,6 +21,7 @@ use braid_network::station::{Order, RadioState, Served, Station};
 use braid_network::wire::{ALPN, Message, decode_message, encode_report};
 use braid_network::{AccessId, Signal};
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
+use braid_peer::shared;
 use braid_peer::state::StateDir;
 use braid_peer::tls::{Expect, SERVER_NAME, stream_client, stream_key};
 use braid_platform::linux::bpf::adhoc::AdhocPrograms;
@@ -45,10 +47,16 @@ pub const DEFAULT_NAME: &str = "net0";
 const SIGNALS: Duration = Duration::from_secs(2);
 /// Time after which wpa_supplicant is looked for again.
 const RETRIED: Duration = Duration::from_secs(5);
-/// Delay before the next connection to the controller.
-const CONNECTED_AGAIN: Duration = Duration::from_secs(1);
+/// Delay before the next connection to the controller, and at most, if connections end soon.
+const CONNECTED_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// A connection that lasted for this time was one.
+const LASTED: Duration = Duration::from_secs(10);
 /// Time to connect.
 const CONNECT: Duration = Duration::from_secs(5);
+/// Time for wpa_supplicant to take back a radio when this process ends.
+const FREED: Duration = Duration::from_secs(1);
+/// Readings of the signals between two scans of a radio that is not in use.
+const SCANNED: u32 = 5;
 /// Interval at which this process looks whether the device is still there.
 const LOOKED: Duration = Duration::from_millis(500);
 
@@ -82,7 +90,7 @@ pub fn client_key(state_dir: &Path) -> anyhow::Result<PublicKey> {
 /// # Errors
 /// The options name no device that can be made, the key cannot be read, or the socket not be served.
 pub fn run(options: JoinOptions, socket: &Path, ready: impl FnOnce(&str)) -> anyhow::Result<()> {
-    crate::privilege::check_adhoc()?;
+    crate::privilege::check_device("braid net join")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(serve(options, socket, ready));
     runtime.shutdown_background();
@@ -109,13 +117,26 @@ async fn serve(options: JoinOptions, socket: &Path, ready: impl FnOnce(&str)) ->
     let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
 
     let (news, mut from_radios) = mpsc::channel(64);
-    let mut client = Client { station: Station::new(radios.len()), device, served: None, radios: Vec::new(), session: None };
+    let (used, in_use) = watch::channel(0);
+    let station = Station::new(radios.len());
+    let mut client = Client { station, device, served: None, used, radios: Vec::new(), session: None, refusal: String::new() };
+    let mut following = Vec::new();
     for (place, name) in radios.into_iter().enumerate() {
         let (orders, given) = mpsc::channel(8);
         client.radios.push(orders);
         let access = options.accesses.get(place).copied().flatten();
-        let radio = Radio { place, name, access, directory: options.supplicants.clone(), network: network.clone(), news: news.clone() };
-        tokio::spawn(radio.follow(given));
+        let radio = Radio {
+            place,
+            name,
+            own: mac,
+            access,
+            directory: options.supplicants.clone(),
+            network: network.clone(),
+            in_use: in_use.clone(),
+            news: news.clone(),
+            trouble: String::new(),
+        };
+        following.push(tokio::spawn(radio.follow(given)));
     }
     let (talk, mut from_controller) = mpsc::channel(64);
     tokio::spawn(keep_talking(options.controller, connector, talk));
@@ -132,14 +153,27 @@ async fn serve(options: JoinOptions, socket: &Path, ready: impl FnOnce(&str)) ->
             },
             Some(news) = from_radios.recv() => match news {
                 News::State(place, state) => client.station.on_radio(place, state),
+                News::Enters(place, enters) => client.station.set_enters(place, enters),
                 News::Signals(signals) => client.station.on_signals(now(), signals),
             },
             Some(talk) = from_controller.recv() => client.on_talk(talk, mac),
-            request = inbox.recv() => if request.is_none_or(|request| !client.device.answer(request)) {
-                break;
+            request = inbox.recv() => match request {
+                Some(Request::ChangeAdhoc(_, reply)) => {
+                    let detail = "the radios of a device that has joined a network are those of its start: end `braid net join`, and join with others";
+                    let _ = reply.send(Err(RequestError::conflict("Not changed", detail)));
+                }
+                Some(request) => if !client.device.answer(request) {
+                    break;
+                },
+                None => break,
             },
         }
         client.update().await;
+    }
+    // The radios are freed while the device is still there.
+    client.radios.clear();
+    for task in following {
+        let _ = timeout(FREED, task).await;
     }
     drop(client);
     serving.end(Duration::from_secs(2)).await;
@@ -177,9 +211,13 @@ struct Client {
     device: AdhocThread,
     /// What the device was told last.
     served: Option<Served>,
+    /// The same radios, for their tasks.
+    used: watch::Sender<u32>,
     radios: Vec<mpsc::Sender<Order>>,
     /// Lines to the controller, while there is a connection.
     session: Option<mpsc::Sender<String>>,
+    /// What the controller refused last.
+    refusal: String,
 }
 
 impl Client {
@@ -197,7 +235,12 @@ impl Client {
                 "the controller knows this client as host {host}, and its device has the address {own}: give the radios that address, or change the \
                  controller's configuration"
             ),
-            Talk::Message(Message::Refused(reason)) => tracing::warn!("the controller refused something: {reason}"),
+            // The controller may be anybody.
+            Talk::Message(Message::Refused(reason)) if reason != self.refusal => {
+                tracing::warn!("the controller refused something: {reason:?}");
+                self.refusal = reason;
+            }
+            Talk::Message(Message::Refused(_)) => {}
             Talk::Message(Message::Welcome(_) | Message::Loads(_)) => {}
             Talk::Ends => {
                 self.session = None;
@@ -211,10 +254,11 @@ impl Client {
         let served = self.station.served();
         if self.served != Some(served) {
             self.served = Some(served);
+            self.used.send_replace(served.over);
             self.device.serve(served.over, served.merges);
         }
         while let Some(order) = self.station.poll_order() {
-            let (Order::Enter { radio, .. } | Order::Leave { radio }) = order;
+            let (Order::Enter { radio, .. } | Order::Leave { radio } | Order::Free { radio }) = order;
             // A radio that does not follow has enough to do.
             let _ = self.radios[radio].try_send(order);
         }
@@ -234,6 +278,8 @@ impl Client {
 /// What a radio's task reports.
 enum News {
     State(usize, RadioState),
+    /// Whether it can enter an access point that it is told.
+    Enters(usize, bool),
     Signals(Vec<(AccessId, Signal)>),
 }
 
@@ -241,27 +287,34 @@ enum News {
 struct Radio {
     place: usize,
     name: String,
+    /// The device's address, which it must have.
+    own: Mac,
     /// The access point at the other end of a cable.
     access: Option<Mac>,
     directory: PathBuf,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
+    /// A bit for each radio over which frames leave.
+    in_use: watch::Receiver<u32>,
     news: mpsc::Sender<News>,
+    /// What was logged last.
+    trouble: String,
 }
 
 impl Radio {
     async fn follow(mut self, mut orders: mpsc::Receiver<Order>) {
-        let mut trouble = None;
         loop {
-            if self.access.is_none()
-                && let Ok(supplicant) = Supplicant::open(&self.directory, &self.name).await
-            {
-                let error = match self.by_supplicant(supplicant, &mut orders).await {
-                    Ok(()) => return,
-                    Err(error) => error.to_string(),
+            let has_socket = self.access.is_none() && self.directory.join(&self.name).exists();
+            if has_socket {
+                let followed = match shared::random().map(|own| (self.directory.clone(), self.name.clone(), own)) {
+                    Ok((directory, name, own)) => match Supplicant::open(&directory, &name, own).await {
+                        Ok(supplicant) => self.by_supplicant(supplicant, &mut orders).await.map_err(|error| error.to_string()),
+                        Err(error) => Err(error.to_string()),
+                    },
+                    Err(error) => Err(error.to_string()),
                 };
-                if trouble.as_ref() != Some(&error) {
-                    tracing::warn!("{}: {error}; its carrier says whether it has a link", self.name);
-                    trouble = Some(error);
+                match followed {
+                    Ok(()) => return,
+                    Err(error) => self.complain(format!("wpa_supplicant cannot be used: {error}; the carrier says whether it has a link")),
                 }
             }
             if timeout(RETRIED, self.by_carrier(&mut orders)).await.is_ok() {
@@ -270,47 +323,86 @@ impl Radio {
         }
     }
 
+    fn complain(&mut self, trouble: String) {
+        if self.trouble != trouble {
+            tracing::warn!("{}: {trouble}", self.name);
+            self.trouble = trouble;
+        }
+    }
+
+    /// Reports a state. A radio with another address has no link to this network. `false`: nobody listens any more.
+    async fn tell(&mut self, state: RadioState) -> bool {
+        let other = self.network.borrow().interfaces.iter().find(|facts| facts.name == self.name).and_then(|facts| facts.mac);
+        let state = match other.filter(|other| *other != self.own) {
+            None => state,
+            Some(other) => {
+                self.complain(format!(
+                    "it has the address {other} and the device has {}, so it is not used: set it with `ip link set {} address {1}`, and keep other \
+                     programs from changing it (NetworkManager: wifi.cloned-mac-address)",
+                    self.own, self.name
+                ));
+                RadioState::Idle
+            }
+        };
+        self.news.send(News::State(self.place, state)).await.is_ok()
+    }
+
+    fn is_in_use(&self) -> bool {
+        *self.in_use.borrow() & 1 << self.place != 0
+    }
+
     /// Follows the carrier until this process ends.
     async fn by_carrier(&mut self, orders: &mut mpsc::Receiver<Order>) {
+        let _ = self.news.send(News::Enters(self.place, false)).await;
         loop {
             let has_carrier = self.network.borrow_and_update().interfaces.iter().any(|facts| facts.name == self.name && facts.carrier);
-            let state = if has_carrier { RadioState::Attached(self.access.map(AccessId)) } else { RadioState::Idle };
-            if self.news.send(News::State(self.place, state)).await.is_err() {
+            if !self.tell(if has_carrier { RadioState::Attached(self.access.map(AccessId)) } else { RadioState::Idle }).await {
                 return;
             }
             tokio::select! {
                 changed = self.network.changed() => if changed.is_err() { return },
-                Some(order) = orders.recv() => tracing::warn!(
-                    "{} cannot do what the controller asks ({order:?}): no wpa_supplicant answers in {}; name its directory with --supplicant",
-                    self.name, self.directory.display()
-                ),
+                order = orders.recv() => if order.is_none() { return },
             }
         }
     }
 
     /// Follows wpa_supplicant until that or this process ends.
     async fn by_supplicant(&mut self, mut supplicant: Supplicant, orders: &mut mpsc::Receiver<Order>) -> std::io::Result<()> {
+        let _ = self.news.send(News::Enters(self.place, true)).await;
         let mut state = supplicant.state().await?;
         let mut read = interval(SIGNALS);
+        let mut readings = 0u32;
         loop {
-            if self.news.send(News::State(self.place, radio_state(state))).await.is_err() {
+            if matches!(state, WifiState::Attached(_)) {
+                supplicant.unbind().await?;
+            }
+            if !self.tell(radio_state(state)).await {
                 return Ok(());
             }
             tokio::select! {
                 changed = supplicant.changed() => state = changed?,
                 order = orders.recv() => {
                     let outcome = match order {
-                        None => return Ok(()),
-                        Some(Order::Enter { access, channel, .. }) => supplicant.enter(access.0, channel.0).await,
+                        None => return supplicant.free_if_idle(state).await,
+                        // It was told before this radio came into use.
+                        Some(Order::Leave { .. }) if self.is_in_use() => Ok(()),
                         Some(Order::Leave { .. }) => supplicant.leave().await,
+                        Some(Order::Enter { access, channel, .. }) => supplicant.enter(access.0, channel.0).await,
+                        Some(Order::Free { .. }) => supplicant.free().await,
                     };
                     if let Err(error) = outcome {
-                        tracing::warn!("{}: {error}", self.name);
+                        self.complain(error.to_string());
                     }
                     supplicant.ping().await?;
                 },
                 _ = read.tick() => {
-                    let signals = supplicant.signals().await?.into_iter().map(|(bssid, dbm)| (AccessId(bssid), Signal(dbm)));
+                    readings = readings.wrapping_add(1);
+                    if readings.is_multiple_of(SCANNED) && !self.is_in_use() {
+                        supplicant.scan().await?;
+                    }
+                    let (now, signals) = supplicant.look().await?;
+                    state = now;
+                    let signals = signals.into_iter().map(|(bssid, dbm)| (AccessId(bssid), Signal(dbm)));
                     if self.news.send(News::Signals(signals.collect())).await.is_err() {
                         return Ok(());
                     }
@@ -340,20 +432,23 @@ enum Talk {
 
 /// Connects to the controller again and again, as long as somebody listens.
 async fn keep_talking(controller: SocketAddr, connector: TlsConnector, talk: mpsc::Sender<Talk>) {
-    let mut trouble = None;
+    let (mut trouble, mut delay) = (String::new(), CONNECTED_AGAIN.0);
     while !talk.is_closed() {
+        let begin = now();
         let error = match converse(controller, &connector, &talk).await {
             Ok(()) => "it has closed the connection".to_owned(),
             Err(error) => format!("{error:#}"),
         };
-        if trouble.as_ref() != Some(&error) {
-            tracing::warn!("no controller at {controller}: {error}; trying again. The device uses a radio that has a link");
-            trouble = Some(error);
+        let lasted = now().since(begin) >= LASTED;
+        if trouble != error || lasted {
+            tracing::warn!("no controller at {controller}: {error:?}; trying again. The device uses a radio that has a link");
+            trouble = error;
         }
         if talk.send(Talk::Ends).await.is_err() {
             return;
         }
-        sleep(CONNECTED_AGAIN).await;
+        sleep(delay).await;
+        delay = if lasted { CONNECTED_AGAIN.0 } else { CONNECTED_AGAIN.1.min(delay * 2) };
     }
 }
 

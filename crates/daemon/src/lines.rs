@@ -37,6 +37,8 @@ pub(crate) fn set_up(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     let keepalive = TcpKeepalive::new().with_time(QUIET).with_interval(ASKED).with_retries(QUESTIONS);
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
+    // While something is not acknowledged, nothing else is asked.
+    let _ = SockRef::from(stream).set_tcp_user_timeout(Some(QUIET + ASKED * QUESTIONS));
 }
 
 #[cfg(test)]

@@ -67,16 +67,17 @@ pub(crate) struct Unprivileged {
     missing: String,
 }
 
-/// An ad-hoc device lacks privileges.
+/// A command that makes a device lacks privileges.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`braid adhoc up` must run as root ({missing} missing): use sudo")]
-pub(crate) struct UnprivilegedAdhoc {
+#[error("`{command}` must run as root ({missing} missing): use sudo")]
+pub(crate) struct UnprivilegedDevice {
+    command: &'static str,
     missing: String,
 }
 
-/// Does what [`check`] does, for an ad-hoc device.
-pub(crate) fn check_adhoc() -> Result<(), UnprivilegedAdhoc> {
-    check().map_err(|Unprivileged { missing }| UnprivilegedAdhoc { missing })
+/// Does what [`check`] does, for a command that makes a device.
+pub(crate) fn check_device(command: &'static str) -> Result<(), UnprivilegedDevice> {
+    check().map_err(|Unprivileged { missing }| UnprivilegedDevice { command, missing })
 }
 
 /// Checks whether this process has the capabilities that the daemon needs. Succeeds if they cannot be read: the first operation then fails.

@@ -57,6 +57,8 @@ pub struct Attachment {
     pub kind: AccessKind,
     /// What the host last said about the signal.
     pub signal: Option<Signal>,
+    /// Whether a client that is connected has reported it.
+    pub reported: bool,
 }
 
 /// What a client can do.
@@ -179,7 +181,7 @@ impl Hosts {
             return Sight::Refused(refusal);
         }
         let host = self.table.entry(mac).or_default();
-        host.attachments.insert(place, Attachment { since: now, seen: now, kind, signal: None });
+        host.attachments.insert(place, Attachment { since: now, seen: now, kind, signal: None, reported: false });
         self.by_place.entry(place).or_default().insert(mac);
         if is_new { Sight::New } else { Sight::Attached }
     }

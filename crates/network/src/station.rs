@@ -2,7 +2,7 @@
 //!
 //! Without a controller, packets leave over a radio that is attached, and arrive over any.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use braid_model::Time;
@@ -51,6 +51,11 @@ pub enum Order {
         /// The radio.
         radio: usize,
     },
+    /// Lets it look for an access point by itself again, because no radio has a link.
+    Free {
+        /// The radio.
+        radio: usize,
+    },
 }
 
 /// How frames leave and arrive.
@@ -66,6 +71,10 @@ pub struct Served {
 #[derive(Debug)]
 pub struct Station {
     radios: Vec<RadioState>,
+    /// Whether each radio can enter an access point that it is told.
+    enters: Vec<bool>,
+    /// Access points that the controller was told, and not yet that they were left.
+    told: BTreeSet<AccessId>,
     /// The radio over which frames leave.
     main: Option<usize>,
     is_connected: bool,
@@ -79,6 +88,8 @@ impl Station {
     pub fn new(radios: usize) -> Self {
         Self {
             radios: vec![RadioState::Idle; radios.min(MAX_RADIOS)],
+            enters: vec![false; radios.min(MAX_RADIOS)],
+            told: BTreeSet::new(),
             main: None,
             is_connected: false,
             asked: None,
@@ -98,7 +109,9 @@ impl Station {
         self.reports.clear();
         let client = Client { radios: self.radios.len() as u8, removes_duplicates: true };
         self.reports.push_back(Report::Hello(client));
-        // The one in use comes last: of attachments without notice, the newest counts.
+        let gone: Vec<AccessId> = self.told.iter().copied().filter(|access| self.at(*access).is_none()).collect();
+        self.reports.extend(gone.into_iter().map(Report::Dissociated));
+        // The one in use comes last: of attachments that the controller does not know, the newest counts.
         let mut order: Vec<usize> = (0..self.radios.len()).collect();
         order.sort_by_key(|radio| self.main == Some(*radio));
         for radio in order {
@@ -110,6 +123,13 @@ impl Station {
     pub fn disconnected(&mut self) {
         self.is_connected = false;
         self.reports.clear();
+    }
+
+    /// Whether a radio can enter an access point that it is told. At first it cannot.
+    pub fn set_enters(&mut self, radio: usize, enters: bool) {
+        if let Some(known) = self.enters.get_mut(radio) {
+            *known = enters;
+        }
     }
 
     /// The state of a radio, as the system says.
@@ -124,6 +144,11 @@ impl Station {
         }
         if self.main.is_none_or(|main| !self.is_attached(main)) {
             self.main = (0..self.radios.len()).find(|radio| self.is_attached(*radio));
+        }
+        if self.main.is_none() {
+            let idle: Vec<usize> =
+                (0..self.radios.len()).filter(|radio| self.radios[*radio] == RadioState::Idle && self.enters[*radio]).collect();
+            idle.into_iter().for_each(|radio| self.order(Order::Free { radio }));
         }
     }
 
@@ -159,7 +184,7 @@ impl Station {
                     RadioState::Attached(_) => 1,
                     RadioState::Entering(_) => 2,
                 };
-                if let Some(radio) = (0..self.radios.len()).min_by_key(cost) {
+                if let Some(radio) = (0..self.radios.len()).filter(|radio| self.enters[*radio]).min_by_key(cost) {
                     self.order(Order::Enter { radio, access, channel });
                 }
             }
@@ -187,7 +212,13 @@ impl Station {
     /// The next report to the controller. Without a link there is none: what a connection loses delays what comes after it, and most of all the report of the next
     /// link.
     pub fn poll_report(&mut self) -> Option<Report> {
-        self.main.and_then(|_| self.reports.pop_front())
+        let report = self.main.and_then(|_| self.reports.pop_front())?;
+        match report {
+            Report::Associated(access) => _ = self.told.insert(access),
+            Report::Dissociated(access) => _ = self.told.remove(&access),
+            _ => {}
+        }
+        Some(report)
     }
 
     /// The next order for a radio.
@@ -199,6 +230,7 @@ impl Station {
         matches!(self.radios.get(radio), Some(RadioState::Attached(_)))
     }
 
+    /// The radio that is attached to an access point.
     fn at(&self, access: AccessId) -> Option<usize> {
         self.radios.iter().position(|state| *state == RadioState::Attached(Some(access)))
     }
@@ -249,6 +281,13 @@ mod tests {
         RadioState::Attached(Some(access(number)))
     }
 
+    /// A client whose radios all enter what they are told.
+    fn with_radios(radios: usize) -> Station {
+        let mut station = Station::new(radios);
+        (0..radios).for_each(|radio| station.set_enters(radio, true));
+        station
+    }
+
     fn reports(station: &mut Station) -> Vec<Report> {
         std::iter::from_fn(|| station.poll_report()).collect()
     }
@@ -263,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_second_radio_enters_before_the_first_one_leaves() {
-        let mut station = Station::new(2);
+        let mut station = with_radios(2);
         station.connected();
         station.on_radio(0, attached_to(1));
         assert_eq!(reports(&mut station)[1..], [Report::Associated(access(1))]);
@@ -285,7 +324,7 @@ mod tests {
 
     #[test]
     fn with_one_radio_the_link_is_interrupted() {
-        let mut station = Station::new(1);
+        let mut station = with_radios(1);
         station.on_radio(0, attached_to(1));
         station.connected();
         assert_eq!(reports(&mut station)[1..], [Report::Associated(access(1))]);
@@ -303,7 +342,7 @@ mod tests {
 
     #[test]
     fn another_radio_takes_over_without_a_controller() {
-        let mut station = Station::new(3);
+        let mut station = with_radios(3);
         for (radio, number) in [(0, 1), (2, 3)] {
             station.on_radio(radio, attached_to(number));
         }
@@ -324,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_new_controller_gets_the_whole_state_and_that_in_use_last() {
-        let mut station = Station::new(3);
+        let mut station = with_radios(3);
         station.on_radio(0, attached_to(1));
         station.on_radio(1, attached_to(2));
         station.on_radio(2, RadioState::Entering(access(3)));
@@ -339,8 +378,33 @@ mod tests {
     }
 
     #[test]
+    fn a_radio_that_cannot_enter_is_not_told_to() {
+        let mut station = with_radios(3);
+        station.set_enters(1, false);
+        station.on_radio(0, attached_to(1));
+        station.on_notice(Notice::GoTo { access: access(2), channel: Channel(1) });
+        assert!(matches!(orders(&mut station)[..], [Order::Enter { radio: 2, .. }]), "an unplugged cable is idle, too");
+        station.on_radio(0, RadioState::Idle);
+        assert_eq!(orders(&mut station), [Order::Free { radio: 0 }, Order::Free { radio: 2 }], "nothing else brings a link back");
+    }
+
+    #[test]
+    fn a_controller_learns_what_was_left_while_it_was_away() {
+        let mut station = with_radios(1);
+        station.connected();
+        station.on_radio(0, attached_to(1));
+        reports(&mut station);
+        station.disconnected();
+        station.on_radio(0, attached_to(2));
+        station.connected();
+        assert_eq!(reports(&mut station)[1..], [Report::Dissociated(access(1)), Report::Associated(access(2))]);
+        station.connected();
+        assert_eq!(reports(&mut station)[1..], [Report::Associated(access(2))]);
+    }
+
+    #[test]
     fn what_waits_for_a_link_is_bounded() {
-        let mut station = Station::new(1);
+        let mut station = with_radios(1);
         station.connected();
         for _ in 0..1000 {
             station.on_radio(0, RadioState::Entering(access(1)));
@@ -355,7 +419,7 @@ mod tests {
 
     #[test]
     fn a_much_stronger_signal_makes_it_ask_now_and_then() {
-        let mut station = Station::new(2);
+        let mut station = with_radios(2);
         station.on_radio(0, attached_to(1));
         station.connected();
         reports(&mut station);

@@ -18,6 +18,8 @@ pub const ALPN: &[u8] = b"braid-net/1";
 pub const MAX_LINE: usize = 16 << 10;
 /// Most signals of a report.
 const MAX_SIGNALS: usize = 64;
+/// Most loads of a message: their line is shorter than [`MAX_LINE`].
+const MAX_LOADS: usize = 512;
 
 /// What the controller says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,7 +141,9 @@ pub fn encode_message(message: &Message) -> String {
         Message::Notice(Notice::Begins { to }) => MessageLine::Begins { access: to.to_string() },
         Message::Notice(Notice::Ends { leave }) => MessageLine::Ends { access: leave.to_string() },
         Message::Refused(reason) => MessageLine::Refused { reason: reason.clone() },
-        Message::Loads(loads) => MessageLine::Loads { percent: loads.iter().map(|(id, used)| (id.to_string(), *used)).collect() },
+        Message::Loads(loads) => {
+            MessageLine::Loads { percent: loads.iter().take(MAX_LOADS).map(|(id, used)| (id.to_string(), *used)).collect() }
+        }
     })
 }
 

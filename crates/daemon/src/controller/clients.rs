@@ -1,17 +1,19 @@
 //! Clients of a network's controller: hosts that run Braid, prove their keys, report where they are, and get notices ([`braid_network::wire`]).
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use braid_bond::host::{Source, source};
 use braid_decide::bucket::Bucket;
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Mac, Rate};
 use braid_network::mobility::{Notice, Report};
 use braid_network::wire::{Message, decode_report, encode_message};
 use braid_network::{AccessId, Controller};
-use braid_peer::quota::Quota;
+use braid_peer::quota::{Permit, Quota};
 use braid_peer::tls::stream_key;
 use braid_platform::linux::sys::bpf::now;
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -23,7 +25,7 @@ use tokio_rustls::TlsAcceptor;
 use super::ACCEPT_AGAIN;
 use crate::lines::{HANDSHAKE, read_line, set_up};
 
-/// Most connections of clients, and of one address.
+/// Most connections of clients, and of one source.
 const MAX_CONNECTIONS: (usize, usize) = (4096, 64);
 /// Messages that may wait for a client. One that reads none is cut off, and gets the whole state with its next connection.
 const MAX_MESSAGES: usize = 64;
@@ -45,15 +47,27 @@ pub(super) enum ClientArrival {
     Refused { peer: SocketAddr, reason: String },
 }
 
+/// What all listeners share: places for connections, of which those without a known key make room for others, and numbers of sessions.
+#[derive(Clone)]
+pub(super) struct Places {
+    connections: Quota<Source>,
+    sessions: Arc<AtomicU64>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self { connections: Quota::new(MAX_CONNECTIONS.0, MAX_CONNECTIONS.1), sessions: Arc::default() }
+    }
+}
+
 /// Accepts clients until this process ends.
 pub(super) async fn accept(
     listener: TcpListener,
     acceptor: TlsAcceptor,
+    places: Places,
     keys: watch::Receiver<Keys>,
     arrivals: mpsc::Sender<ClientArrival>,
 ) {
-    let quota: Quota<IpAddr> = Quota::new(MAX_CONNECTIONS.0, MAX_CONNECTIONS.1);
-    let mut session = 0;
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -64,20 +78,22 @@ pub(super) async fn accept(
             }
         };
         // Without a word: whoever makes so many connections gets no log either.
-        let Some(permit) = quota.try_take(peer.ip()) else { continue };
-        session += 1;
+        let Some((permit, displaced)) = places.connections.take(source(peer)) else { continue };
+        let session = places.sessions.fetch_add(1, Ordering::Relaxed);
         let (acceptor, keys, arrivals) = (acceptor.clone(), keys.clone(), arrivals.clone());
         tokio::spawn(async move {
-            let _permit = permit;
-            serve(stream, peer, session, &acceptor, keys, &arrivals).await;
+            tokio::select! {
+                () = serve(stream, (peer, session), &permit, &acceptor, keys, &arrivals) => {}
+                _ = displaced => {}
+            }
         });
     }
 }
 
 async fn serve(
     stream: TcpStream,
-    peer: SocketAddr,
-    session: u64,
+    (peer, session): (SocketAddr, u64),
+    permit: &Permit<Source>,
     acceptor: &TlsAcceptor,
     mut keys: watch::Receiver<Keys>,
     arrivals: &mpsc::Sender<ClientArrival>,
@@ -98,6 +114,7 @@ async fn serve(
         let _ = timeout(HANDSHAKE, writing.shutdown()).await;
         return refused(reason).await;
     };
+    permit.keep();
     let (messages, mut given) = mpsc::channel(MAX_MESSAGES);
     // The first message, for which there is room.
     let _ = messages.try_send(Message::Welcome(host));
@@ -188,12 +205,13 @@ impl Clients {
                 let (_, messages) = self.sessions.get(&host).filter(|(current, _)| *current == session)?;
                 let error = controller.report(now(), host, report).err()?;
                 let _ = messages.try_send(Message::Refused(error.to_string()));
-                Some((format!("a report of client {host} was refused: {error}"), true))
+                Some((format!("a report of client {host} was refused: {error}"), false))
             }
             ClientArrival::Left { host, session, reason } => {
                 let is_current = self.sessions.get(&host).is_some_and(|(current, _)| *current == session);
                 if is_current {
                     self.sessions.remove(&host);
+                    controller.client_left(host);
                 }
                 is_current.then(|| (format!("client {host} has left: {reason}; its packets go where it was"), false))
             }
@@ -202,10 +220,11 @@ impl Clients {
     }
 
     /// Passes on what a mobility manager tells a client. One that is not connected gets nothing: it reports its state when it comes back.
-    pub(super) fn tell(&mut self, host: Mac, notice: Notice) {
+    pub(super) fn tell(&mut self, controller: &mut Controller, host: Mac, notice: Notice) {
         let Some((_, messages)) = self.sessions.get(&host) else { return };
         if messages.try_send(Message::Notice(notice)).is_err() {
             self.sessions.remove(&host);
+            controller.client_left(host);
         }
     }
 

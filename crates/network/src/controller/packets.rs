@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::{Complaint, Controller, Event, Phase};
 use crate::frame::{self, Frame};
-use crate::hosts::{Host, HostRefusal, Sight};
+use crate::hosts::{HostRefusal, Sight};
 use crate::ids::{AccessKind, Place};
 use crate::lldp::LldpError;
 use crate::mobility::HostEvent;
@@ -55,15 +55,19 @@ impl Controller {
 
     /// A packet shows where a host is.
     fn learn(&mut self, now: Time, place: Place, host: Mac) {
-        let access = |place: Place| self.accesses.values().find(|access| access.place == place).map(|access| access.kind);
-        let kind = access(place);
-        // Clients say themselves which access points they use: a late packet is not to undo that, nor is a host at a cable that uses their address.
-        let says = |state: &Host| kind.is_some() || state.attachments.keys().any(|place| access(*place).is_some());
-        if self.hosts.get(host).is_some_and(|state| state.client.is_some() && says(state)) {
+        let kind = self.accesses.values().find(|access| access.place == place).map(|access| access.kind);
+        let client = self.hosts.get(host).filter(|state| state.client.is_some());
+        // Clients say themselves where they are: a late packet is not to undo that, nor is a host that uses their address.
+        if client.is_some_and(|state| state.attachments.values().any(|attachment| attachment.reported)) {
             return;
         }
+        // One that says nothing is at one place.
+        let others: Vec<Place> =
+            client.into_iter().flat_map(|state| state.attachments.keys()).copied().filter(|other| *other != place).collect();
         // If it is refused, an event says so.
-        let _ = self.attach(now, host, place, kind.unwrap_or_default());
+        if self.attach(now, host, place, kind.unwrap_or_default()).is_ok() {
+            others.into_iter().for_each(|other| self.detach(now, host, other));
+        }
     }
 
     pub(super) fn attach(&mut self, now: Time, host: Mac, place: Place, kind: AccessKind) -> Result<(), HostRefusal> {

@@ -85,6 +85,14 @@ impl Controller {
                     return Err(RequestError::PortDown(access.place));
                 }
                 self.attach(now, host, access.place, access.kind)?;
+                let state = self.hosts.get_mut(host).ok_or(RequestError::UnknownHost(host))?;
+                if let Some(attachment) = state.attachments.get_mut(&access.place) {
+                    attachment.reported = true;
+                }
+                // It is there again, and the controller did not learn that it had left.
+                if !state.active.contains(&access.place) {
+                    self.host_event(now, host, &HostEvent::Attached(access.place));
+                }
             }
             Report::Dissociated(id) => {
                 let place = self.access(id)?.place;
@@ -102,12 +110,24 @@ impl Controller {
                 self.host_event(now, host, &HostEvent::Signals(signals));
             }
             Report::WantsMove(to) => {
-                to.map(|id| self.access(id)).transpose()?;
-                self.host_event(now, host, &HostEvent::WantsMove(to));
+                // Clients also receive access points that are none of this network.
+                let known = to.and_then(|id| self.accesses.get(&id)).filter(|access| self.topology.serves(access.place)).copied();
+                match known {
+                    Some(access) => self.notices.push_back((host, Notice::GoTo { access: access.id, channel: access.channel })),
+                    None if to.is_none() => self.host_event(now, host, &HostEvent::WantsMove(None)),
+                    None => {}
+                }
             }
         }
         self.work(now);
         Ok(())
+    }
+
+    /// The connection of a client has ended. Until it comes back, its packets show where it is.
+    pub fn client_left(&mut self, host: Mac) {
+        if let Some(state) = self.hosts.get_mut(host) {
+            state.attachments.values_mut().for_each(|attachment| attachment.reported = false);
+        }
     }
 
     fn access(&self, id: AccessId) -> Result<Access, RequestError> {

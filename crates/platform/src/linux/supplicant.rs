@@ -8,7 +8,6 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram as Unbound};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use braid_model::Mac;
@@ -41,22 +40,24 @@ pub enum WifiState {
 pub struct Supplicant {
     socket: UnixDatagram,
     events: VecDeque<String>,
+    /// The network that is bound to one access point until its link stands.
+    bound: Option<String>,
     buffer: Vec<u8>,
 }
 
 impl Supplicant {
-    /// Connects, and asks for events. Must be called inside a tokio runtime.
+    /// Connects, and asks for events. `own` is a number that nobody else can foresee. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// There is no such socket, the rights are missing, or nobody answers at it.
-    pub async fn open(directory: &Path, device: &str) -> io::Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        // Without a file, nothing stays behind.
-        let name = format!("braid-wpa-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    pub async fn open(directory: &Path, device: &str, own: u64) -> io::Result<Self> {
+        // A name without a file, so that nothing stays behind.
+        let name = format!("braid-wpa-{own:016x}");
         let socket = Unbound::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         socket.connect(directory.join(device))?;
         socket.set_nonblocking(true)?;
-        let mut supplicant = Self { socket: UnixDatagram::from_std(socket)?, events: VecDeque::new(), buffer: vec![0; LONGEST] };
+        let mut supplicant =
+            Self { socket: UnixDatagram::from_std(socket)?, events: VecDeque::new(), bound: None, buffer: vec![0; LONGEST] };
         supplicant.done("ATTACH").await?;
         Ok(supplicant)
     }
@@ -114,7 +115,47 @@ impl Supplicant {
         let id = networks.lines().nth(1).and_then(|line| line.split('\t').next()).filter(|id| id.parse::<u32>().is_ok());
         let id = id.ok_or_else(|| io::Error::other("wpa_supplicant has no network: configure one for the radio"))?.to_owned();
         self.done(&format!("BSSID {id} {bssid}")).await?;
+        self.bound = Some(id);
         self.done("REASSOCIATE").await
+    }
+
+    /// Lets the radio use any access point of its network from now on: it has entered the one that it was told, or will not.
+    ///
+    /// # Errors
+    /// No answer.
+    pub async fn unbind(&mut self) -> io::Result<()> {
+        match self.bound.take() {
+            Some(id) => self.done(&format!("BSSID {id} 00:00:00:00:00:00")).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the radio look for an access point by itself.
+    ///
+    /// # Errors
+    /// No answer.
+    pub async fn free(&mut self) -> io::Result<()> {
+        self.unbind().await?;
+        self.done("REASSOCIATE").await
+    }
+
+    /// Leaves the radio to itself: one without a link looks for an access point again.
+    ///
+    /// # Errors
+    /// No answer.
+    pub async fn free_if_idle(&mut self, state: WifiState) -> io::Result<()> {
+        match state {
+            WifiState::Attached(_) => self.unbind().await,
+            WifiState::Idle | WifiState::Entering(_) => self.free().await,
+        }
+    }
+
+    /// Lets the radio look which access points it receives, unless it does already.
+    ///
+    /// # Errors
+    /// No answer.
+    pub async fn scan(&mut self) -> io::Result<()> {
+        self.command("SCAN").await.map(drop)
     }
 
     /// Lets the radio leave its access point.
@@ -125,14 +166,22 @@ impl Supplicant {
         self.done("DISCONNECT").await
     }
 
-    /// The signals in dBm of the access points of the radio's network that the last scan found.
+    /// What the radio does now, and the signals in dBm of its network's access points: of its own one now, of others when they were scanned last.
     ///
     /// # Errors
     /// No answer.
-    pub async fn signals(&mut self) -> io::Result<Vec<(Mac, i16)>> {
+    pub async fn look(&mut self) -> io::Result<(WifiState, Vec<(Mac, i16)>)> {
         let status = self.command("STATUS").await?;
-        let Some(ssid) = field(&status, "ssid").map(str::to_owned) else { return Ok(Vec::new()) };
-        Ok(signals_of(&self.command("SCAN_RESULTS").await?, &ssid))
+        let state = state_of_status(&status);
+        let Some(ssid) = field(&status, "ssid").map(str::to_owned) else { return Ok((state, Vec::new())) };
+        let mut signals = signals_of(&self.command("SCAN_RESULTS").await?, &ssid);
+        if let WifiState::Attached(own) = state
+            && let Some(dbm) = field(&self.command("SIGNAL_POLL").await?, "RSSI").and_then(|text| text.parse().ok())
+        {
+            signals.retain(|(bssid, _)| *bssid != own);
+            signals.push((own, dbm));
+        }
+        Ok((state, signals))
     }
 
     async fn done(&mut self, command: &str) -> io::Result<()> {
@@ -295,7 +344,7 @@ mod tests {
                         answer("network id / ssid / bssid / flags\n3\ta b\tany\t[CURRENT]\n");
                     }
                     "SCAN freq=2462" => answer("FAIL-BUSY\n"),
-                    "BSSID 3 02:00:00:00:01:02" => answer("OK\n"),
+                    "BSSID 3 02:00:00:00:01:02" | "BSSID 3 00:00:00:00:00:00" => answer("OK\n"),
                     _ => answer("FAIL\n"),
                 }
                 let is_last = command == "DISCONNECT";
@@ -305,13 +354,24 @@ mod tests {
                 }
             }
         });
-        let mut supplicant = Supplicant::open(directory.path(), "wlan0").await.unwrap();
+        let mut supplicant = Supplicant::open(directory.path(), "wlan0", 7).await.unwrap();
         supplicant.enter(BSSID, 11).await.unwrap();
         assert_eq!(supplicant.changed().await.unwrap(), WifiState::Attached(BSSID));
+        supplicant.free().await.unwrap();
         let error = supplicant.leave().await.unwrap_err().to_string();
         assert_eq!(error, "wpa_supplicant refused DISCONNECT: FAIL");
-        let expected = ["ATTACH", "STATUS", "SCAN freq=2462", "LIST_NETWORKS", "BSSID 3 02:00:00:00:01:02", "REASSOCIATE", "DISCONNECT"];
+        let expected = [
+            "ATTACH",
+            "STATUS",
+            "SCAN freq=2462",
+            "LIST_NETWORKS",
+            "BSSID 3 02:00:00:00:01:02",
+            "REASSOCIATE",
+            "BSSID 3 00:00:00:00:00:00",
+            "REASSOCIATE",
+            "DISCONNECT",
+        ];
         assert_eq!(served.join().unwrap(), expected);
-        assert!(Supplicant::open(directory.path(), "wlan9").await.is_err());
+        assert!(Supplicant::open(directory.path(), "wlan9", 8).await.is_err());
     }
 }

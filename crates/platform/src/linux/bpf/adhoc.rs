@@ -318,9 +318,9 @@ impl AdhocDevice {
         let served = match self.served {
             None => 0,
             // One that there is not, if there is none.
-            Some((0, _)) if radios == 0 => 1 << MAX_RADIOS,
-            Some((0, _)) => radios,
-            Some((over, _)) => over,
+            Some(_) if radios == 0 => 1 << MAX_RADIOS,
+            Some((over, _)) if over & radios != 0 => over & radios,
+            Some(_) => radios,
         };
         let merges = u32::from(self.served.is_some_and(|(_, merges)| merges));
         let own = abi::Adhoc { until, device: self.index.0, radios, mac: key(self.mac), served, merges };
