@@ -675,6 +675,8 @@ impl<R: Radios> Adhoc<R> {
         let works: [bool; MAX_RADIOS] = std::array::from_fn(|place| self.radios[place].as_ref().is_some_and(Radio::works));
         for (mac, neighbour) in self.database.iter_mut() {
             let braid = neighbour.is_braid();
+            // A radio that is idle while others carry the flows must be known when the next flow begins.
+            let talks = neighbour.pairs.iter().flatten().any(|(_, pair)| pair.is_talking(now));
             for (place, pair) in neighbour.pairs.iter_mut().enumerate().filter(|(place, _)| works[*place]) {
                 let Some((at, pair)) = pair else { continue };
                 // A host without Braid answers only if its address is known.
@@ -683,7 +685,7 @@ impl<R: Radios> Adhoc<R> {
                     continue;
                 }
                 let idle = if braid || pair.answers_echoes() { IDLE } else { self.settings.terms.expiry / 3 };
-                if let Some(probe) = pair.probe(now, idle) {
+                if let Some(probe) = pair.probe(now, idle, talks) {
                     due.push((place, *at, probe, address));
                 }
                 busy |= pair.is_busy(now);

@@ -229,6 +229,34 @@ fn a_plain_host_enters_when_something_was_sent_to_it_and_is_found_over_the_other
 }
 
 #[test]
+fn a_radio_that_is_idle_while_another_carries_the_flows_of_a_plain_host_stays_known() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    let now = world.now;
+    for place in [0, 1] {
+        world.device.backend().strangers.insert((OTHER, place), now);
+    }
+    world.device.backend().wanted.push(OTHER);
+    world.device.backend().addresses.insert(OTHER, IpAddr::from([10, 0, 0, 2]));
+    world.pass(50);
+    let (mut heard, mut first) = (world.now, true);
+    for step in 0..400 {
+        let now = world.now;
+        let counted = Counted { heard: now, sent: now, ..Counted::default() };
+        world.device.backend().counted.insert((OTHER, 0), counted);
+        // Over the other radio it only answers questions, soon enough to be measured.
+        let asked = world.device.backend().sent.iter().any(|(over, frame)| *over == 1 && frame.len() == 42);
+        if first || asked {
+            (heard, first) = (now, false);
+        }
+        world.device.backend().counted.insert((OTHER, 1), Counted { heard, ..Counted::default() });
+        world.device.backend().sent.clear();
+        world.pass(100);
+        assert!(world.device.backend().pairs.contains(&(OTHER, 1)), "after {} s", step / 10);
+    }
+    assert!(world.share(OTHER, 1) > 0);
+}
+
+#[test]
 fn a_plain_host_is_told_which_radio_reaches_this_host_when_one_fails() {
     let mut world = World::new(&["wlan0", "wlan1"]);
     world.device.backend().is_router = true;

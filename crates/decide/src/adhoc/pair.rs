@@ -245,12 +245,17 @@ impl Pair {
         self.samples = self.samples.saturating_add(1);
     }
 
-    /// A probe to send now, if one is due. `idle`: the pair of a neighbour to which frames leave is probed if it has no sample for this time, and any pair
-    /// after ten times this.
-    pub fn probe(&mut self, now: Time, idle: Duration) -> Option<Probe> {
+    /// Whether frames have left for the neighbour over this radio, not long ago.
+    pub fn is_talking(&self, now: Time) -> bool {
+        now.since(self.counted.sent) < TALKING
+    }
+
+    /// A probe to send now, if one is due. `idle`: the pair of a neighbour to which frames leave over any radio (`talks`) is probed if it has no sample for this time,
+    /// and any pair after ten times this.
+    pub fn probe(&mut self, now: Time, idle: Duration, talks: bool) -> Option<Probe> {
         self.judge(now);
         let since_last = now.since(self.probes.last);
-        let idle = if now.since(self.counted.sent) < TALKING || self.srtt.get().is_none() { idle } else { idle * 10 };
+        let idle = if talks || self.srtt.get().is_none() { idle } else { idle * 10 };
         let due = if self.dead {
             since_last >= DEAD_PROBED[usize::from(self.probes.unanswered > PATIENT_PROBES)]
         } else if self.is_suspected(now) {
@@ -358,6 +363,12 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
     const IDLE: Duration = Duration::from_secs(1);
 
+    /// A probe of a neighbour that has no other radio.
+    fn probed(pair: &mut Pair, ms: u64) -> Option<Probe> {
+        let talks = pair.is_talking(at(ms));
+        pair.probe(at(ms), IDLE, talks)
+    }
+
     fn at(ms: u64) -> Time {
         Time::ZERO + MS(1000 + ms)
     }
@@ -365,7 +376,7 @@ mod tests {
     /// A pair that has answered.
     fn lively() -> Pair {
         let mut pair = Pair::announced(at(0), 7);
-        let probe = pair.probe(at(0), IDLE).unwrap();
+        let probe = probed(&mut pair, 0).unwrap();
         assert!(pair.is_dead() && !pair.is_proven());
         assert!(pair.on_reply(at(0), probe.sequence) && pair.is_braid());
         (pair.sum, pair.samples) = (Duration::ZERO, 0);
@@ -385,7 +396,7 @@ mod tests {
             // As often as the process looks.
             now += 10;
             sent(&mut pair, now, now, 0);
-            probes += u32::from(pair.probe(at(now), IDLE).is_some());
+            probes += u32::from(probed(&mut pair, now).is_some());
             assert!(now < 200, "{pair:?}");
         }
         assert!(now >= 120 && probes >= PROBES, "{now} ms, {probes} probes");
@@ -397,7 +408,7 @@ mod tests {
         for now in (0..2000).step_by(10) {
             sent(&mut pair, now, now, now);
             pair.add_sample(MS(5));
-            assert_eq!(pair.probe(at(now), IDLE), None);
+            assert_eq!(probed(&mut pair, now), None);
         }
         assert!(!pair.is_dead());
     }
@@ -407,13 +418,13 @@ mod tests {
         let mut pair = lively();
         for now in (0..400).step_by(10) {
             sent(&mut pair, now, now, 0);
-            pair.probe(at(now), IDLE);
+            probed(&mut pair, now);
         }
         assert!(pair.is_dead());
         pair.on_announcement(at(500), 1);
         pair.on_heard(at(510));
         assert!(pair.is_dead());
-        let probe = (510..2000).step_by(10).find_map(|now| pair.probe(at(now), IDLE)).unwrap();
+        let probe = (510..2000).step_by(10).find_map(|now| probed(&mut pair, now)).unwrap();
         for other in [probe.sequence + 1, probe.sequence - 8, 0] {
             assert!(!pair.on_reply(at(2000), other), "it is not outstanding");
         }
@@ -428,7 +439,7 @@ mod tests {
         for now in (0..400).step_by(10) {
             pair.ask(at(now));
         }
-        assert!(pair.probe(at(400), IDLE).is_none() && !pair.is_dead());
+        assert!(probed(&mut pair, 400).is_none() && !pair.is_dead());
         let sequence = pair.ask(at(1000)).unwrap();
         assert_eq!(pair.ask(at(1510)), None, "one a second, whatever arrives");
         assert!(pair.on_reply(at(1520), sequence));
@@ -440,7 +451,7 @@ mod tests {
         for now in (0..200).step_by(10) {
             sent(&mut pair, now, now, 0);
             pair.ask(at(now));
-            pair.probe(at(now), IDLE);
+            probed(&mut pair, now);
         }
         assert!(pair.is_dead());
     }
@@ -452,7 +463,7 @@ mod tests {
         pair.on_counted(at(0), Counted { heard: at(0), ..Counted::default() });
         for now in (0..1200).step_by(10) {
             sent(&mut pair, now, now, 0);
-            pair.probe(at(now), IDLE);
+            probed(&mut pair, now);
         }
         assert!(!pair.is_dead(), "800 ms of suspicion and 1,200 ms of patience");
     }
@@ -460,14 +471,14 @@ mod tests {
     #[test]
     fn an_idle_pair_is_probed_each_second_and_the_answer_is_a_sample() {
         let mut pair = lively();
-        assert_eq!(pair.probe(at(990), IDLE), None);
-        let probe = pair.probe(at(1000), IDLE).unwrap();
-        assert_eq!(pair.probe(at(1010), IDLE), None);
+        assert_eq!(probed(&mut pair, 990), None);
+        let probe = probed(&mut pair, 1000).unwrap();
+        assert_eq!(probed(&mut pair, 1010), None);
         assert!(pair.on_reply(at(1030), probe.sequence));
         pair.on_counted(at(1030), Counted::default());
         assert_eq!(pair.srtt(), Some(MS(30)));
-        assert_eq!(pair.probe(at(2000), IDLE), None);
-        assert!(pair.probe(at(2030), IDLE).is_some());
+        assert_eq!(probed(&mut pair, 2000), None);
+        assert!(probed(&mut pair, 2030).is_some());
     }
 
     #[test]
