@@ -1,9 +1,10 @@
 // The frame of the page: session, connection, header, navigation. Each view is a module with `mount(root)`, which returns a function that unmounts
 // it.
 
-import { Stream, get, openSession, takeToken } from './api.js';
-import { attr, clear, field, h, icon, put, s } from './dom.js';
+import { Stream, get } from './api.js';
+import { attr, clear, h, icon, put } from './dom.js';
 import { duration, plural, rateParts, watts } from './format.js';
+import { connectionLamp, logo, signIn, startSession, themeButton } from './frame.js';
 import { refreshPolicy } from './policy.js';
 import { linkRates, on, prependSamples, store, take, notify } from './store.js';
 import * as adhoc from './adhoc.js';
@@ -45,19 +46,6 @@ const TITLES = {
   settings: 'Settings',
 };
 
-const THEMES = [
-  ['auto', 'Same as system'],
-  ['light', 'Light'],
-  ['dark', 'Dark'],
-];
-const THEME_ICONS = {
-  auto: 'M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16',
-  light: 'M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2m0 16v2M2 12h2m16 0h2M5 5l1.500 1.500m11 11L19 19M5 19l1.500-1.500m11-11L19 5',
-  dark: 'M20 14A8 8 0 1 1 10 4a6.500 6.500 0 0 0 10 10z',
-};
-
-/** The theme choice, from theme.js. */
-const { theme } = window;
 const main = document.getElementById('main');
 let end = null;
 
@@ -96,16 +84,6 @@ function showHidden() {
   });
 }
 
-function logo() {
-  return s(
-    'svg',
-    { viewBox: '0 0 32 32', class: 'logo', 'aria-hidden': 'true' },
-    s('path', { d: 'M4 8c10 0 14 16 24 16', class: 'strand-a' }),
-    s('path', { d: 'M4 24C14 24 18 8 28 8', class: 'strand-b' }),
-    s('path', { d: 'M4 16h24', class: 'strand-c' }),
-  );
-}
-
 function buildHeader() {
   const total = (arrow, label) => {
     const [number, unit] = [h('span', { class: 'figure', text: '–' }), h('span', { class: 'unit' })];
@@ -121,23 +99,17 @@ function buildHeader() {
   };
   const [down, up] = [total('↓', 'receiving'), total('↑', 'sending')];
   const facts = h('p', { class: 'facts' });
-  const state = h(
-    'span',
-    { class: 'live', 'data-state': 'connecting' },
-    h('span', { class: 'lamp' }),
-    h('span', { class: 'live-text', text: 'Connecting' }),
-  );
-  const banner = h('div', { class: 'banner', role: 'alert', hidden: true });
+  const connection = connectionLamp(() => stream.open());
   document
     .getElementById('top')
     .append(
       h('a', { class: 'brand', href: '#/now', 'aria-label': 'Braid: go to view Now' }, logo(), h('span', { text: 'Braid' })),
       h('div', { class: 'totals' }, down.node, up.node),
       facts,
-      state,
-      themeButton(),
+      connection.lamp,
+      themeButton(() => notify('theme')),
     );
-  document.getElementById('top').after(banner);
+  document.getElementById('top').after(connection.banner);
   on(['status', 'policy'], () => {
     if (!store.status) return;
     put(facts, describe(store.status));
@@ -146,7 +118,10 @@ function buildHeader() {
     down.show(sum(shown, 'down'));
     up.show(sum(shown, 'up'));
   });
-  on(['connection'], () => showConnection(state, banner));
+  on(['connection'], () => {
+    connection.show(store.connection);
+    if (store.connection === 'refused') askForToken();
+  });
 }
 
 /** Sum of the known values; `null` if none is known. */
@@ -175,62 +150,12 @@ function describe(status) {
     .join('  ·  ');
 }
 
-const SAID = { connecting: 'Connecting', live: 'Live', lost: 'Offline', refused: 'Signed out' };
-
-function showConnection(state, banner) {
-  state.dataset.state = store.connection;
-  put(state.lastChild, SAID[store.connection]);
-  document.body.classList.toggle('stale', store.connection === 'lost');
-  banner.hidden = store.connection !== 'lost';
-  if (banner.hidden) clear(banner);
-  else if (!banner.firstChild) {
-    banner.append(
-      h('span', { text: 'The connection to Braid is lost. The page shows old data and keeps trying to reconnect.' }),
-      h('button', { type: 'button', class: 'quiet', text: 'Try now', onclick: () => stream.open() }),
-    );
-  }
-  if (store.connection === 'refused') signIn();
-}
-
-function themeButton() {
-  const button = h('button', { type: 'button', class: 'quiet theme', onclick: () => theme.next() });
-  const show = () => {
-    const [name, label] = THEMES.find(([key]) => key === theme.choice());
-    button.replaceChildren(icon(THEME_ICONS[name]));
-    button.setAttribute('aria-label', `Colours: ${label.toLowerCase()}. Change.`);
-    button.title = `Colours: ${label.toLowerCase()}`;
-    notify('theme');
-  };
-  addEventListener('theme', show);
-  show();
-  return button;
-}
-
 let stream;
 
-function signIn(problem) {
+function askForToken(problem) {
   end?.();
   end = null;
-  clear(main);
-  const token = h('input', { type: 'password', autocomplete: 'off', required: true });
-  const form = h(
-    'form',
-    { class: 'card narrow' },
-    h('h2', { text: 'Sign in' }),
-    h('p', { text: 'This page needs Braid’s token. Run “braid ui” on the machine itself to open the page with it.' }),
-    field('Token', token),
-    problem && h('p', { class: 'problem', role: 'alert', text: problem }),
-    h('button', { class: 'primary', text: 'Sign in' }),
-  );
-  form.addEventListener('submit', (event) => {
-    event.preventDefault();
-    openSession(token.value.trim()).then(
-      () => location.reload(),
-      (failure) => signIn(failure.message),
-    );
-  });
-  main.append(form);
-  token.focus();
+  signIn(main, 'braid ui', problem);
 }
 
 async function start() {
@@ -240,14 +165,8 @@ async function start() {
     event.preventDefault();
     main.focus();
   });
-  const token = takeToken();
-  if (token) {
-    const problem = await openSession(token).then(
-      () => null,
-      (failure) => failure.message,
-    );
-    if (problem) return signIn(problem);
-  }
+  const problem = await startSession();
+  if (problem) return askForToken(problem);
   on(['policy', 'status'], showHidden);
   on(['connection'], () => {
     if (store.connection !== 'live') return;

@@ -53,6 +53,13 @@ export function attr(node, name, value) {
 export function keyed(parent, items, key, make) {
   const old = parent.parts ?? (parent.parts = new Map());
   const now = new Map();
+  const wanted = new Set(items.map(key));
+  // First, because a node that is inserted again loses its focus and its transitions.
+  for (const [name, part] of old) {
+    if (wanted.has(name)) continue;
+    part.end?.();
+    part.node.remove();
+  }
   let place = parent.firstChild;
   for (const item of items) {
     const name = key(item);
@@ -64,11 +71,6 @@ export function keyed(parent, items, key, make) {
     else parent.insertBefore(part.node, place);
   }
   parent.parts = now;
-  for (const [name, part] of old) {
-    if (now.get(name) === part) continue;
-    part.end?.();
-    part.node.remove();
-  }
 }
 
 export function clear(node) {
