@@ -147,6 +147,16 @@ test('opens the address that braid ui prints, and may change settings', { skip }
   await page.context().close();
 });
 
+test('opens the page of a network controller at the address that braid net ui prints', { skip }, async () => {
+  const page = await openPage(browser, await lab.network());
+  await page.getByText('No switch yet').waitFor();
+  await page.getByText(/Connect switches to 127\.0\.0\.1:[1-9]/).waitFor();
+  assert.equal(new URL(page.url()).hash, '', 'the ticket is removed from the address');
+  assert.doesNotMatch(await page.locator('.facts').textContent(), /read only/);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
 test('a stranger cannot sign in', { skip }, async () => {
   const page = await openPage(browser, new URL('/', lab.page()).href);
   await page.getByLabel('Token').fill('guessed');

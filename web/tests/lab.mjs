@@ -3,7 +3,7 @@
 
 import { execFileSync, spawn } from 'node:child_process';
 import { createServer, connect } from 'node:net';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { join } from 'node:path';
 
@@ -129,6 +129,15 @@ class Lab {
   /** URL of the page over TCP, with a one-time ticket. */
   page() {
     return this.ask('ui', '--print').trim();
+  }
+
+  /** Starts a network's controller, and resolves to the URL of its page, with a one-time ticket. */
+  async network() {
+    const socket = join(this.folder, 'net.sock');
+    const options = ['--listen', '127.0.0.1:0', '--state-dir', join(this.folder, 'net'), '--ui', '127.0.0.1:0'];
+    this.run(this.braid, ['net', 'controller', '--socket', socket, ...options]);
+    await until('the controller', () => existsSync(socket));
+    return execFileSync(this.braid, ['net', 'ui', '--print', '--socket', socket], { stdio: ['ignore', 'pipe', 'ignore'] }).toString().trim();
   }
 
   /** Starts an endless download; `words` are further arguments of curl. */

@@ -5,6 +5,7 @@ import { readFile } from 'node:fs/promises';
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import { Config } from './mock-config.mjs';
+import { changed } from './mock-network.mjs';
 
 const WEB = join(import.meta.dirname, '..');
 const TYPES = { html: 'text/html; charset=utf-8', js: 'text/javascript', css: 'text/css', svg: 'image/svg+xml' };
@@ -61,10 +62,11 @@ const payload = (event, data) => (['status', 'apps', 'peers'].includes(event) ? 
 
 /**
  * Starts the mock on a loopback port, by default a free one. `live: false` freezes its values. `lan`: the LAN devices of a gateway; `crowd`: number of
- * further clients, with hostile names and a flow each; `own`: the virtual interface, `{reason}` if it does not work; `adhoc`: the ad-hoc device.
+ * further clients, with hostile names and a flow each; `own`: the virtual interface, `{reason}` if it does not work; `adhoc`: the ad-hoc device. With a `network`
+ * it is a network's controller instead.
  */
-export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0, lan = [], crowd = 0, own = null, adhoc = null } = {}) {
-  const mock = new Mock({ seed, flows, readOnly, token, lan, crowd, own, adhoc });
+export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0, lan = [], crowd = 0, own = null, adhoc = null, network = null } = {}) {
+  const mock = new Mock({ seed, flows, readOnly, token, lan, crowd, own, adhoc, network });
   const server = createServer((request, response) =>
     mock.answer(request, response).catch((error) => {
       response.writeHead(500).end(String(error));
@@ -85,8 +87,8 @@ export async function startMock({ seed = 1, flows = 42, live = true, readOnly = 
 }
 
 class Mock {
-  constructor({ seed, flows, readOnly, token, lan, crowd, own, adhoc }) {
-    Object.assign(this, { roll: dice(seed), readOnly, token, crowd, own, adhoc, at: EPOCH, listeners: new Set(), posted: [] });
+  constructor({ seed, flows, readOnly, token, lan, crowd, own, adhoc, network }) {
+    Object.assign(this, { roll: dice(seed), readOnly, token, crowd, own, adhoc, network, at: EPOCH, listeners: new Set(), posted: [] });
     this.config = new Config(lan, own);
     this.programRules = [];
     this.facts = [{ name: 'battery', value: '0.80', source: 'system' }];
@@ -524,6 +526,7 @@ class Mock {
   }
 
   reply(method, url, sent) {
+    if (this.network) return this.ofController(method, url.pathname, sent);
     const get = {
       '/v1/status': () => this.status(),
       '/v1/policy': () => this.config.policy(),
@@ -553,6 +556,12 @@ class Mock {
     return (method === 'GET' ? get : post)[url.pathname]?.();
   }
 
+  ofController(method, path, sent) {
+    if (path === '/v1/session') return { may_change: !this.readOnly };
+    if (path !== '/v1/network') return { problem: [409, 'Not here', 'this socket is that of a network controller'] };
+    return method === 'GET' ? this.network : changed(this.network, sent);
+  }
+
   apply(sent) {
     const answer = this.config.apply(sent);
     if (!answer.problem) {
@@ -578,7 +587,8 @@ class Mock {
   }
 
   async file(path, response) {
-    const name = path === '/' ? 'index.html' : path.replace(/^\/assets\//, '');
+    const first = this.network ? 'network.html' : 'index.html';
+    const name = path === '/' ? first : path.replace(/^\/assets\//, '');
     if (!/^[a-z-]+\.(html|js|css|svg)$/.test(name)) return response.writeHead(404).end();
     const data = await readFile(join(WEB, name)).catch(() => null);
     if (!data) return response.writeHead(404).end();

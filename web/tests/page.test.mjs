@@ -4,13 +4,11 @@ import assert from 'node:assert/strict';
 import { gzipSync } from 'node:zlib';
 import { readFile, readdir } from 'node:fs/promises';
 import { after, before, describe, test } from 'node:test';
-import { createRequire } from 'node:module';
 import { join } from 'node:path';
-import { launch, openPage } from './browser.mjs';
+import { examine, launch, openPage, visit as visitMock } from './browser.mjs';
 import { startMock } from './mock.mjs';
 
 const WEB = join(import.meta.dirname, '..');
-const AXE = createRequire(import.meta.url).resolve('axe-core/axe.min.js');
 /** The names in a `fn name(self)` of the daemon: the page must offer them all. */
 const namesIn = async (file) => {
   const text = await readFile(join(WEB, '..', file), 'utf8');
@@ -41,21 +39,7 @@ before(async () => {
 });
 after(() => browser.close());
 
-/** Runs `body(page, mock)` on a new page; fails if the page reports an error. */
-async function visit(options, body) {
-  const mock = await startMock(options);
-  const page = await openPage(browser, mock.url + (options.path ?? ''), options);
-  try {
-    await body(page, mock);
-    assert.deepEqual(
-      page.problems.filter((text) => !options.expected?.test(text)),
-      [],
-    );
-  } finally {
-    await page.context().close();
-    await mock.stop();
-  }
-}
+const visit = (options, body) => visitMock(browser, options, body);
 
 const go = async (page, view) => {
   await page.locator(`#nav a[data-view="${view}"]`).click();
@@ -832,12 +816,23 @@ describe('accessibility', () => {
 });
 
 describe('size and speed', () => {
-  test('the page is small', async () => {
+  for (const [document, most] of [
+    ['index.html', 72_000],
+    ['network.html', 32_000],
+  ]) {
+    test(`${document} is small, with all that it loads`, async () => {
+      const files = await loaded(document);
+      const sizes = await Promise.all(files.map(async (name) => gzipSync(await readFile(join(WEB, name))).length));
+      const total = sizes.reduce((sum, size) => sum + size, 0);
+      console.log(`${document}: ${total} bytes compressed in ${files.length} files`);
+      assert.ok(total < most, `${total} bytes`);
+    });
+  }
+
+  test('every file belongs to a page', async () => {
     const files = (await readdir(WEB)).filter((name) => /\.(html|js|css|svg)$/.test(name));
-    const sizes = await Promise.all(files.map(async (name) => gzipSync(await readFile(join(WEB, name))).length));
-    const total = sizes.reduce((sum, size) => sum + size, 0);
-    console.log(`page: ${total} bytes compressed in ${files.length} files`);
-    assert.ok(total < 72_000, `${total} bytes`);
+    const all = new Set([...(await loaded('index.html')), ...(await loaded('network.html'))]);
+    assert.deepEqual(files.toSorted(), [...all].toSorted());
   });
 
   // The machine may be shared, so these timings are printed, not asserted.
@@ -885,6 +880,16 @@ describe('size and speed', () => {
     }));
 });
 
+/** The files that a page loads, itself included. */
+async function loaded(document) {
+  const files = new Set([document]);
+  for (const name of files) {
+    const text = await readFile(join(WEB, name), 'utf8');
+    for (const [, file] of text.matchAll(/(?:(?:src|href)="\/assets\/|from '\.\/)([a-z-]+\.[a-z]+)['"]/g)) files.add(file);
+  }
+  return [...files];
+}
+
 /** Processor time of the page's main thread, in milliseconds. */
 async function worked(client) {
   const { metrics } = await client.send('Performance.getMetrics');
@@ -915,18 +920,3 @@ const drawn = (page, step) =>
       }),
     step,
   );
-
-async function examine(page, where) {
-  if (!(await page.evaluate(() => 'axe' in window))) await page.evaluate(await readFile(AXE, 'utf8'));
-  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
-  const serious = violations
-    .filter(({ impact }) => ['serious', 'critical'].includes(impact))
-    .map(
-      ({ id, nodes }) =>
-        `${id}: ${nodes
-          .slice(0, 3)
-          .map((node) => `${node.target} ${node.failureSummary}`)
-          .join('; ')}`,
-    );
-  assert.deepEqual(serious, [], where);
-}
