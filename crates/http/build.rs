@@ -12,7 +12,7 @@ fn main() {
     if root.join("index.html").is_file() {
         list(&root, "", &mut files);
     } else {
-        files.push(("index.html".to_owned(), placeholder));
+        files.extend(["index.html", "network.html"].map(|name| (name.to_owned(), placeholder.clone())));
     }
     files.sort();
     let mut list = String::from("&[\n");

@@ -45,8 +45,6 @@ pub(crate) type ApiPermit = quota::Permit<Origin>;
 
 /// Members of this group have full access.
 const GROUP: &str = "braid";
-/// Name of the session cookie.
-const COOKIE: &str = "braid-session";
 /// Maximum number of sessions, and of tickets, for each access right; the oldest is removed first.
 const MAX_SESSIONS: usize = 64;
 /// Lifetime of a session.
@@ -210,15 +208,15 @@ impl Keys {
         tickets.remove(at).map(|known| known.needs)
     }
 
-    /// Starts a session with a token or a ticket. Returns its access right and the cookie.
-    pub(super) fn begin(&self, token: &str, scope: SessionScope) -> Option<(Needs, HeaderValue)> {
+    /// Starts a session with a token or a ticket. Returns its access right and the cookie, which is called `name`.
+    pub(super) fn begin(&self, name: &str, token: &str, scope: SessionScope) -> Option<(Needs, HeaderValue)> {
         let needs = self.allows(token).or_else(|| self.redeem(token, scope))?;
         let cookie = random().ok()?;
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|known| known.since.elapsed() < SESSION_LIFETIME);
         remember(&mut sessions, Grant { hash: hash(&cookie), needs, scope: Some(scope), since: Instant::now() });
         let secure = if self.tls { "; Secure" } else { "" };
-        let text = format!("{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}{secure}", SESSION_LIFETIME.as_secs());
+        let text = format!("{name}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}{secure}", SESSION_LIFETIME.as_secs());
         Some((needs, HeaderValue::from_str(&text).ok()?))
     }
 
@@ -234,15 +232,15 @@ impl Keys {
         found
     }
 
-    /// The access right that a request's headers grant.
-    fn of(&self, headers: &HeaderMap, scope: SessionScope) -> Option<Needs> {
+    /// The access right that a request's headers grant; `cookie` is the name of the session's cookie.
+    fn of(&self, cookie: &str, headers: &HeaderMap, scope: SessionScope) -> Option<Needs> {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         if let Some(given) = text(header::AUTHORIZATION) {
             return self.allows(given.strip_prefix("Bearer ")?.trim());
         }
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
         let mut pairs = cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        self.session(pairs.find(|(name, _)| *name == COOKIE)?.1, scope)
+        self.session(pairs.find(|(name, _)| *name == cookie)?.1, scope)
     }
 
     /// Whether a client may use this `Host`. Any address is allowed, because only names can be made to point to another machine.
@@ -310,7 +308,7 @@ fn authorize(api: &Api, client: &ApiClient, request: &Request) -> Result<Permiss
         (ApiClient::Remote(_), None) => None,
         (ApiClient::Remote(permit), Some(keys)) => {
             check_site(keys, request)?;
-            keys.of(request.headers(), permit.origin().into())
+            keys.of(api.site.cookie(), request.headers(), permit.origin().into())
         }
     };
     match may {
@@ -326,10 +324,16 @@ fn authorize(api: &Api, client: &ApiClient, request: &Request) -> Result<Permiss
         None if request.headers().contains_key(header::AUTHORIZATION) => refuse(
             401,
             "Unknown token",
-            "the `Authorization` header holds no token of this daemon: send `Bearer` and the content of the file ui-token (or ui-token-read, for \
-            read access) in its state directory; the address that `braid ui` prints starts one browser session, and its token is not for programs",
+            &format!(
+                "the `Authorization` header holds no valid token: send `Bearer` and the content of the file ui-token (or ui-token-read, for \
+                read access) below the state directory; the address that `{}` prints starts one browser session, and its token is not for programs",
+                api.site.command()
+            ),
         ),
-        None => refuse(401, "No token", "authenticate with `Authorization: Bearer TOKEN`, or open the page with `braid ui`"),
+        None => {
+            let command = api.site.command();
+            refuse(401, "No token", &format!("authenticate with `Authorization: Bearer TOKEN`, or open the page with `{command}`"))
+        }
     }
 }
 
@@ -339,7 +343,7 @@ fn check_site(keys: &Keys, request: &Request) -> Result<(), Refusal> {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST).unwrap_or("");
     if !keys.allows_host(host) {
-        let detail = format!("{host:?} is not a name of this machine: use its address, or start braid up with --ui-name");
+        let detail = format!("{host:?} is not a name of this machine: use its address, or add the name with --ui-name");
         return Err(Refusal(Problem::new(421, "Misdirected", detail)));
     }
     if matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -414,6 +418,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    const COOKIE: &str = "braid-session";
+
     fn keys(folder: &Path, tls: bool) -> Keys {
         Keys::open(folder, vec!["Router.Lan".into()], tls).unwrap()
     }
@@ -439,24 +445,32 @@ mod tests {
         let keys = keys(folder.path(), true);
         let scope = SessionScope::User(1000);
         let bearer = |token: &str| HeaderMap::from_iter([(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap())]);
-        assert_eq!(keys.of(&bearer(keys.token(Needs::Changing)), scope), Some(Needs::Changing));
-        assert_eq!(keys.of(&bearer(keys.token(Needs::Reading)), scope), Some(Needs::Reading));
-        assert_eq!((keys.of(&bearer("x"), scope), keys.of(&HeaderMap::new(), scope), keys.begin("x", scope).is_none()), (None, None, true));
-        let (may, cookie) = keys.begin(keys.token(Needs::Reading), scope).unwrap();
+        assert_eq!(keys.of(COOKIE, &bearer(keys.token(Needs::Changing)), scope), Some(Needs::Changing));
+        assert_eq!(keys.of(COOKIE, &bearer(keys.token(Needs::Reading)), scope), Some(Needs::Reading));
+        assert_eq!(
+            (keys.of(COOKIE, &bearer("x"), scope), keys.of(COOKIE, &HeaderMap::new(), scope), keys.begin(COOKIE, "x", scope).is_none()),
+            (None, None, true)
+        );
+        let (may, cookie) = keys.begin(COOKIE, keys.token(Needs::Reading), scope).unwrap();
         let cookie = cookie.to_str().unwrap();
         assert!(may == Needs::Reading && cookie.contains("HttpOnly; SameSite=Strict") && cookie.ends_with("; Secure"), "{cookie}");
         let pair = cookie.split(';').next().unwrap();
         let with = |text: String| HeaderMap::from_iter([(header::COOKIE, text.parse().unwrap())]);
-        assert_eq!(keys.of(&with(format!("a=b; {pair}")), scope), Some(Needs::Reading));
-        assert_eq!(keys.of(&with(format!("{pair}0")), scope), None);
+        assert_eq!(keys.of(COOKIE, &with(format!("a=b; {pair}")), scope), Some(Needs::Reading));
+        assert_eq!(keys.of(COOKIE, &with(format!("{pair}0")), scope), None);
+        assert_eq!(
+            keys.of("braid-net-session", &with(pair.to_owned()), scope),
+            None,
+            "a browser has sessions with both pages of a machine"
+        );
         let ticket = keys.ticket(Needs::Changing, None).unwrap();
-        assert_eq!(keys.of(&bearer(&ticket), scope), None, "a ticket is not a token");
-        assert_eq!(keys.begin(&ticket, scope).map(|begun| begun.0), Some(Needs::Changing));
-        assert!(keys.begin(&ticket, scope).is_none(), "it starts one session");
+        assert_eq!(keys.of(COOKIE, &bearer(&ticket), scope), None, "a ticket is not a token");
+        assert_eq!(keys.begin(COOKIE, &ticket, scope).map(|begun| begun.0), Some(Needs::Changing));
+        assert!(keys.begin(COOKIE, &ticket, scope).is_none(), "it starts one session");
         for _ in 0..MAX_SESSIONS {
-            keys.begin(keys.token(Needs::Reading), scope).unwrap();
+            keys.begin(COOKIE, keys.token(Needs::Reading), scope).unwrap();
         }
-        assert_eq!(keys.of(&with(pair.to_owned()), scope), None, "sessions are bounded: the oldest is removed");
+        assert_eq!(keys.of(COOKIE, &with(pair.to_owned()), scope), None, "sessions are bounded: the oldest is removed");
     }
 
     /// The ticket is visible in the browser's command line, and the browser sends the cookie to every port of this machine.
@@ -466,19 +480,22 @@ mod tests {
         let keys = keys(folder.path(), false);
         let ticket = keys.ticket(Needs::Changing, Some(1000)).unwrap();
         for thief in [SessionScope::User(1001), SessionScope::Elsewhere, SessionScope::Nobody] {
-            assert!(keys.begin(&ticket, thief).is_none(), "{thief:?}");
+            assert!(keys.begin(COOKIE, &ticket, thief).is_none(), "{thief:?}");
         }
-        let (_, cookie) = keys.begin(&ticket, SessionScope::User(1000)).expect("the user who requested it");
+        let (_, cookie) = keys.begin(COOKIE, &ticket, SessionScope::User(1000)).expect("the user who requested it");
         let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
         let headers = HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]);
-        assert_eq!(keys.of(&headers, SessionScope::User(1000)), Some(Needs::Changing));
+        assert_eq!(keys.of(COOKIE, &headers, SessionScope::User(1000)), Some(Needs::Changing));
         for thief in [SessionScope::User(1001), SessionScope::Elsewhere, SessionScope::Nobody] {
-            assert_eq!(keys.of(&headers, thief), None, "{thief:?}");
+            assert_eq!(keys.of(COOKIE, &headers, thief), None, "{thief:?}");
         }
-        let (_, cookie) = keys.begin(keys.token(Needs::Changing), SessionScope::Elsewhere).unwrap();
+        let (_, cookie) = keys.begin(COOKIE, keys.token(Needs::Changing), SessionScope::Elsewhere).unwrap();
         let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
         let headers = HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]);
-        assert_eq!((keys.of(&headers, SessionScope::Elsewhere), keys.of(&headers, SessionScope::User(0))), (Some(Needs::Changing), None));
+        assert_eq!(
+            (keys.of(COOKIE, &headers, SessionScope::Elsewhere), keys.of(COOKIE, &headers, SessionScope::User(0))),
+            (Some(Needs::Changing), None)
+        );
     }
 
     #[test]
@@ -487,14 +504,14 @@ mod tests {
         let keys = keys(folder.path(), false);
         let scope = SessionScope::User(0);
         let ticket = keys.ticket(Needs::Changing, None).unwrap();
-        let (_, cookie) = keys.begin(keys.token(Needs::Changing), scope).unwrap();
+        let (_, cookie) = keys.begin(COOKIE, keys.token(Needs::Changing), scope).unwrap();
         for _ in 0..2 * MAX_SESSIONS {
             keys.ticket(Needs::Reading, None).unwrap();
-            keys.begin(keys.token(Needs::Reading), scope).unwrap();
+            keys.begin(COOKIE, keys.token(Needs::Reading), scope).unwrap();
         }
         let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
-        assert_eq!(keys.of(&HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]), scope), Some(Needs::Changing));
-        assert!(keys.begin(&ticket, scope).is_some());
+        assert_eq!(keys.of(COOKIE, &HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]), scope), Some(Needs::Changing));
+        assert!(keys.begin(COOKIE, &ticket, scope).is_some());
         assert_eq!(keys.tickets.lock().unwrap().len(), MAX_SESSIONS);
     }
 

@@ -43,12 +43,14 @@ pub mod profile_client;
 pub mod profile_service;
 mod programs;
 mod routes;
+mod site;
 mod tcp;
 
 use access::{ApiClient, Keys, Origin};
 use connections::Connections;
 pub use flows::FlowList;
 pub use live::{EventBroadcaster, Feed, InitialState, Update};
+use site::Site;
 use tcp::BoundPort;
 pub use tcp::{UiError, UiOptions};
 
@@ -256,6 +258,7 @@ pub struct Api {
     programs: programs::Watched,
     /// Address of the web page.
     page: Option<String>,
+    site: Site,
 }
 
 impl Api {
@@ -263,7 +266,12 @@ impl Api {
     pub fn new(core: mpsc::Sender<Request>) -> (Self, Feed, EventBroadcaster) {
         let (live, feed, spreader) = live::live();
         let reading = Quota::new(MAX_READ_REQUESTS, MAX_READ_REQUESTS_PER_CLIENT);
-        (Self { core, live, keys: None, reading, programs: programs::Watched::default(), page: None }, feed, spreader)
+        (Self { core, live, keys: None, reading, programs: programs::Watched::default(), page: None, site: Site::Daemon }, feed, spreader)
+    }
+
+    /// The same for a network's controller, which has a page of its own.
+    pub fn for_controller(self) -> Self {
+        Self { site: Site::Controller, ..self }
     }
 }
 

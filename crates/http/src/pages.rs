@@ -1,4 +1,4 @@
-//! The web page's files, embedded in the program.
+//! The files of the web pages, embedded in the program.
 
 use std::sync::OnceLock;
 
@@ -16,9 +16,9 @@ struct Prepared {
     gzip: Option<Vec<u8>>,
 }
 
-/// The file at `path`, which is `/` or `/assets/...`; `None` if there is none.
-pub(super) fn page(path: &str, asked: &HeaderMap) -> Option<Response> {
-    let name = if path == "/" { "index.html" } else { path.strip_prefix("/assets/")? };
+/// The file at `path`, which is `/` (the file `first`) or `/assets/...`; `None` if there is none.
+pub(super) fn page(first: &str, path: &str, asked: &HeaderMap) -> Option<Response> {
+    let name = if path == "/" { first } else { path.strip_prefix("/assets/")? };
     // The page may have a directory of its own named `assets`.
     let found = |name: &str| FILES.iter().position(|(file, _)| *file == name);
     let index = found(name).or_else(|| found(&format!("assets/{name}")))?;
@@ -66,32 +66,44 @@ fn media_type(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::site::Site;
     use http_body_util::BodyExt;
 
     fn asked(name: header::HeaderName, value: &str) -> HeaderMap {
         HeaderMap::from_iter([(name, value.parse().unwrap())])
     }
 
+    const FIRST: &str = "index.html";
+
     #[tokio::test]
     async fn the_page_is_compressed_on_request_and_revalidated_by_its_tag() {
-        let plain = page("/", &HeaderMap::new()).unwrap();
+        let plain = page(FIRST, "/", &HeaderMap::new()).unwrap();
         let tag = plain.headers()[header::ETAG].to_str().unwrap().to_owned();
         assert_eq!(plain.headers()[header::CONTENT_TYPE], "text/html; charset=utf-8");
         let whole = plain.into_body().collect().await.unwrap().to_bytes();
         assert!(whole.starts_with(b"<!doctype html>") || whole.starts_with(b"<!DOCTYPE html>"));
-        let small = page("/", &asked(header::ACCEPT_ENCODING, "br, gzip")).unwrap();
+        let small = page(FIRST, "/", &asked(header::ACCEPT_ENCODING, "br, gzip")).unwrap();
         assert_eq!(small.headers()[header::CONTENT_ENCODING], "gzip");
         let small = small.into_body().collect().await.unwrap().to_bytes();
         let mut unpacked = Vec::new();
         std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&*small), &mut unpacked).unwrap();
         assert!(unpacked == whole && small.len() < whole.len());
-        assert_eq!(page("/", &asked(header::IF_NONE_MATCH, &tag)).unwrap().status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(page(FIRST, "/", &asked(header::IF_NONE_MATCH, &tag)).unwrap().status(), StatusCode::NOT_MODIFIED);
     }
 
     #[test]
     fn other_paths_have_no_page() {
         for path in ["/assets/", "/assets/../Cargo.toml", "/assets/index.htm", "/index.html", "", "/assets//etc/passwd"] {
-            assert!(page(path, &HeaderMap::new()).is_none(), "{path}");
+            assert!(page(FIRST, path, &HeaderMap::new()).is_none(), "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn each_program_has_its_own_page() {
+        for (site, module) in [(Site::Daemon, "/assets/app.js"), (Site::Controller, "/assets/network.js")] {
+            let body = page(site.page(), "/", &HeaderMap::new()).unwrap().into_body().collect().await.unwrap().to_bytes();
+            assert!(std::str::from_utf8(&body).unwrap().contains(module), "{site:?}");
+            assert!(page(site.page(), module, &HeaderMap::new()).is_some(), "{module}");
         }
     }
 }

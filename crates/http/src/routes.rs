@@ -107,13 +107,13 @@ pub(super) fn router(api: Api) -> Router {
 
 async fn exchange<T>(api: &Api, request: impl FnOnce(ReplySender<T>) -> Request) -> Result<T, Refusal> {
     let (reply, wait) = oneshot::channel();
-    let ending = || Refusal(Problem::new(503, "Ending", "the daemon is ending: start it again with `braid up`"));
+    let ending = || Refusal(Problem::new(503, "Ending", api.site.ending()));
     let exchange = async {
         api.core.send(request(reply)).await.map_err(|_| ending())?;
         wait.await.map_err(|_| ending())?.map_err(Refusal::from)
     };
-    let detail = "the daemon does not answer: see its log, and restart it if this persists (traffic continues without it)";
-    tokio::time::timeout(CORE_TIMEOUT, exchange).await.unwrap_or_else(|_| Err(Refusal(Problem::new(504, "No answer", detail))))
+    let silent = |_| Err(Refusal(Problem::new(504, "No answer", api.site.silent())));
+    tokio::time::timeout(CORE_TIMEOUT, exchange).await.unwrap_or_else(silent)
 }
 
 async fn ask<T>(State(api): Core, request: impl FnOnce(ReplySender<T>) -> Request) -> Reply<T> {
@@ -295,10 +295,13 @@ async fn current_session(Extension(Permission(needs)): Extension<Permission>) ->
 async fn session(State(api): Core, ConnectInfo(client): ConnectInfo<ApiClient>, body: Body<SessionRequest>) -> Result<Response, Refusal> {
     let request = parse_body(body)?;
     let Some(keys) = &api.keys else {
-        return Err(Refusal(Problem::new(409, "No tokens", "the daemon was started without --ui, so it accepts no tokens")));
+        return Err(Refusal(Problem::new(409, "No tokens", "there is no page (--ui), so there are no tokens")));
     };
-    let wrong = || Refusal(Problem::new(401, "Not a token", "this is not a token of this daemon: open the page with `braid ui`"));
-    let (needs, cookie): (Needs, HeaderValue) = keys.begin(&request.token, client.origin().into()).ok_or_else(wrong)?;
+    let wrong = || {
+        let detail = format!("this token is not valid: open the page with `{}`", api.site.command());
+        Refusal(Problem::new(401, "Not a token", detail))
+    };
+    let (needs, cookie): (Needs, HeaderValue) = keys.begin(api.site.cookie(), &request.token, client.origin().into()).ok_or_else(wrong)?;
     Ok(([(header::SET_COOKIE, cookie)], versioned(Session { may_change: needs == Needs::Changing })).into_response())
 }
 
@@ -313,9 +316,7 @@ async fn ui(
     let asked = if body.is_empty() { Ok(UiRequest::default()) } else { serde_json::from_slice(&body) };
     let here = asked.map_err(|error| not_understood(&error.to_string()))?.here;
     let (Some(keys), Some(page)) = (&api.keys, &api.page) else {
-        let detail =
-            "the daemon serves no page: start it with `braid up --ui` (as a service: BRAID_OPTIONS=\"--ui\" in /etc/default/braid)";
-        return Err(Refusal(Problem::new(409, "No page", detail)));
+        return Err(Refusal(Problem::new(409, "No page", api.site.no_page())));
     };
     let user = match client {
         ApiClient::Local { user, .. } if here => Some(user),
@@ -327,10 +328,10 @@ async fn ui(
 }
 
 /// Serves the page's files, or reports an unknown path.
-async fn page_or_not_found(request: HttpRequest) -> Response {
+async fn page_or_not_found(State(api): Core, request: HttpRequest) -> Response {
     let path = request.uri().path();
     if matches!(request.method().as_str(), "GET" | "HEAD")
-        && let Some(page) = pages::page(path, request.headers())
+        && let Some(page) = pages::page(api.site.page(), path, request.headers())
     {
         return page;
     }
