@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use braid_daemon::DEFAULT_CONFIG;
-use braid_http::DEFAULT_SOCKET;
+use braid_http::{DEFAULT_SOCKET, UiOptions};
 use braid_model::Rate;
 use clap::{Args, Parser, Subcommand};
 
@@ -201,6 +201,13 @@ pub(crate) struct Start {
     pub(crate) state_dir: PathBuf,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
+    #[command(flatten)]
+    pub(crate) page: PageOptions,
+}
+
+/// Options of a program that serves a web page.
+#[derive(Debug, Args)]
+pub(crate) struct PageOptions {
     /// Serve the web page on this address, with TLS except on loopback. Without an address: 127.0.0.1:5759.
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:5759")]
     pub(crate) ui: Option<SocketAddr>,
@@ -213,6 +220,14 @@ pub(crate) struct Start {
     /// Private key of the page's certificate (PEM).
     #[arg(long, value_name = "FILE", requires = "ui_cert")]
     pub(crate) ui_key: Option<PathBuf>,
+}
+
+impl PageOptions {
+    /// The page, if it is wanted.
+    pub(crate) fn wanted(self) -> Option<UiOptions> {
+        let certificate = self.ui_cert.zip(self.ui_key);
+        self.ui.map(|listen| UiOptions { listen, names: self.ui_name, certificate })
+    }
 }
 
 /// Open the daemon's web page, or print its address.

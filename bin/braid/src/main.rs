@@ -98,7 +98,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Log(log) => past::log(&log)?,
         Command::History(history) => past::history(&history)?,
         Command::Gains(gains) => past::gains(&gains)?,
-        Command::Ui(command) => ui::open(&command)?,
+        Command::Ui(command) => ui::open(&command.daemon.socket, command.print)?,
         Command::Policy(query) => {
             // How a rule carries flows depends on the relays that are joined.
             let relays = client::list::<Peer>(&query.daemon.socket, "/v1/peers").ok().map(relays_of);

@@ -9,7 +9,7 @@ use braid_daemon::controller::{self, ControllerOptions, Listens};
 use crate::cli::{Net, NetAction};
 use crate::client::{self, ClientError};
 use crate::table::{Cell, Page, Tone, cell, numbers, percent, rate, toned, words};
-use crate::{net_join, print, print_accepted, start};
+use crate::{net_join, print, print_accepted, start, ui};
 
 /// Runs the command.
 pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
@@ -22,11 +22,15 @@ pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
                 manager: options.manager,
                 hold: options.hold,
                 state_dir: options.identity.state_dir,
+                ui: options.page.wanted(),
             };
             controller::run(&wanted, &options.at.socket, ready)?;
         }
         NetAction::Join(join) => net_join::join(*join, verbose)?,
         NetAction::Key(identity) => net_join::key(&identity)?,
+        NetAction::Ui { print, at } => {
+            ui::open(&at.socket, print).map_err(|error| error.downcast().map_or_else(|error| error, no_controller))?;
+        }
         NetAction::Status(query) => {
             let status: NetworkStatus = client::read(&query.at.socket, "/v1/network").map_err(no_controller)?;
             print(query.json, &status, show)?;

@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use braid_daemon::{self as daemon, background};
-use braid_http::UiOptions;
 use braid_platform::linux::bpf::load::LoadError;
 use braid_platform::linux::doctor;
 use braid_run::RunOptions;
@@ -26,8 +25,7 @@ pub(crate) fn foreground(options: cli::Foreground, verbose: u8) -> anyhow::Resul
 /// Runs the daemon in this process. `sys` replaces `/sys`.
 pub(crate) fn daemon(start: cli::Start, sys: Option<PathBuf>, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    let certificate = start.ui_cert.zip(start.ui_key);
-    let ui = start.ui.map(|listen| UiOptions { listen, names: start.ui_name, certificate });
+    let ui = start.page.wanted();
     let options = daemon::Options { config: start.config, state_dir: Some(start.state_dir), socket: Some(start.daemon.socket), ui, sys };
     daemon::run(&options).map_err(|error| match error.downcast_ref::<LoadError>() {
         Some(refused) => anyhow::anyhow!("{}", refusal(refused, verbose, doctor::is_locked_down())),

@@ -139,10 +139,10 @@ fn given(start: &Start, verbose: u8, status: &Value) -> Vec<&'static str> {
     let options = [
         ("--config", start.config.as_deref().is_some_and(|path| !same_file(path))),
         ("--state-dir", start.state_dir != Path::new(DEFAULT_STATE_DIR)),
-        ("--ui", start.ui.is_some_and(|address| page != Some(&address.to_string()))),
-        ("--ui-name", !start.ui_name.is_empty()),
-        ("--ui-cert", start.ui_cert.is_some()),
-        ("--ui-key", start.ui_key.is_some()),
+        ("--ui", start.page.ui.is_some_and(|address| page != Some(&address.to_string()))),
+        ("--ui-name", !start.page.ui_name.is_empty()),
+        ("--ui-cert", start.page.ui_cert.is_some()),
+        ("--ui-key", start.page.ui_key.is_some()),
         ("--verbose", verbose > 0),
     ];
     options.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
@@ -191,20 +191,20 @@ fn arguments(start: &Start, verbose: u8) -> io::Result<Vec<OsString>> {
     words.extend((0..verbose).map(|_| "--verbose".into()));
     words.push(path("--state-dir", &start.state_dir)?);
     words.push(path("--socket", &start.daemon.socket)?);
-    for (name, file) in [("--config", &start.config), ("--ui-cert", &start.ui_cert), ("--ui-key", &start.ui_key)] {
+    for (name, file) in [("--config", &start.config), ("--ui-cert", &start.page.ui_cert), ("--ui-key", &start.page.ui_key)] {
         if let Some(file) = file {
             words.push(path(name, file)?);
         }
     }
-    words.extend(start.ui.map(|address| option("--ui", address.to_string().into())));
-    words.extend(start.ui_name.iter().map(|name| option("--ui-name", name.into())));
+    words.extend(start.page.ui.map(|address| option("--ui", address.to_string().into())));
+    words.extend(start.page.ui_name.iter().map(|name| option("--ui-name", name.into())));
     Ok(words)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{Cli, Command, PageOptions};
     use clap::Parser;
 
     fn start(words: &[&str]) -> Start {
@@ -233,8 +233,7 @@ mod tests {
         let wanted = Start {
             config: Some(here.join("c.toml")),
             state_dir: here.join("s"),
-            ui_cert: Some(here.join("c")),
-            ui_key: Some(here.join("k")),
+            page: PageOptions { ui_cert: Some(here.join("c")), ui_key: Some(here.join("k")), ..start(&words).page },
             ..start(&words)
         };
         assert_eq!((format!("{:?}", daemon.start), daemon.detached, cli.verbose), (format!("{wanted:?}"), true, 2));

@@ -23,7 +23,7 @@ use braid_config::ConfigErrors;
 use braid_config::controller::ControllerConfig;
 use braid_control::RequestError;
 use braid_decide::bucket::Bucket;
-use braid_http::{Api, Request, ServeError, Server, Serving};
+use braid_http::{Api, Request, ServeError, Server, Serving, Ui, UiOptions};
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Rate, Time};
 use braid_network::mobility::{Balance, BalanceTerms, HoldFrom, Hoolock, NCast, Predict};
@@ -67,6 +67,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const LOADS: Duration = Duration::from_secs(2);
 /// File name of the controller's key in its state directory.
 const CONTROLLER_KEY: &str = "controller.key";
+/// Directory of the page's tokens and certificate in the state directory, which may be the daemon's, too.
+const PAGE: &str = "controller-ui";
 /// Delay before the next connection is accepted if the system cannot accept one.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
@@ -87,6 +89,8 @@ pub struct ControllerOptions {
     pub hold: Option<Duration>,
     /// Directory with the controller's key, by which clients know it.
     pub state_dir: PathBuf,
+    /// Additional TCP address of the API, and the page; `None`: none.
+    pub ui: Option<UiOptions>,
 }
 
 impl ControllerOptions {
@@ -152,6 +156,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
         }
         error => error.into(),
     })?;
+    let ui = options.ui.as_ref().map(|ui| page(ui, &options.state_dir)).transpose()?;
     crate::privilege::narrow_to_nothing().context("cannot drop the privileges that are not needed")?;
     let listens = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let clients = client_listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
@@ -162,7 +167,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
     let mut hangup = options.config.as_ref().map(|_| signal(SignalKind::hangup())).transpose()?;
     let (requests, mut inbox) = mpsc::channel(64);
     let (api, _feed, spreader) = Api::new(requests);
-    let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
+    let serving = Serving::start(server, ui, api.for_controller(), spreader).context("cannot serve the API")?;
     let (arrivals, mut arrived) = mpsc::channel(MAX_WAITING);
     let newcomers = connections::places();
     let accept = |listener| tokio::spawn(connections::accept(listener, acceptor.clone(), newcomers.clone(), arrivals.clone()));
@@ -220,6 +225,13 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
     accepting.iter().for_each(JoinHandle::abort);
     serving.end(Duration::from_secs(2)).await;
     Ok(())
+}
+
+/// The API over TCP, with the page.
+fn page(options: &UiOptions, state_dir: &Path) -> anyhow::Result<Ui> {
+    let ui = Ui::open(options, &state_dir.join(PAGE))?;
+    tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "serving the web page; `braid net ui` opens it");
+    Ok(ui)
 }
 
 /// The keys by which clients know the controller.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use braid_daemon::controller::MANAGERS;
 use clap::{Args, Subcommand};
 
-use super::{Identity, NetJoin};
+use super::{Identity, NetJoin, PageOptions};
 
 /// The network's side: one OpenFlow controller over Wi-Fi, cellular and wire, for devices that use many networks at once.
 #[derive(Debug, Args)]
@@ -43,6 +43,16 @@ pub(crate) enum NetAction {
         #[command(flatten)]
         at: ControllerSocket,
     },
+    /// Open the controller's web page, or print its address.
+    ///
+    /// The controller must run with --ui; the package's service does.
+    Ui {
+        /// Print the address instead of opening it.
+        #[arg(long)]
+        print: bool,
+        #[command(flatten)]
+        at: ControllerSocket,
+    },
     /// Ask a host that runs Braid to go to an access point.
     Move {
         /// Ethernet address of the host, as `status` shows it.
@@ -56,6 +66,7 @@ pub(crate) enum NetAction {
 
 /// Options of the controller.
 #[derive(Debug, Args)]
+#[command(mut_arg("ui", |ui| ui.default_missing_value(DEFAULT_PAGE).help(UI_HELP)))]
 pub(crate) struct Controller {
     /// Configuration file; `controller.example.toml` explains it. Other options count more. It is read again after SIGHUP.
     #[arg(long, value_name = "FILE")]
@@ -70,16 +81,22 @@ pub(crate) struct Controller {
     #[arg(long, value_name = "SPAN", value_parser = super::span)]
     pub(crate) hold: Option<Duration>,
     #[command(flatten)]
+    pub(crate) page: PageOptions,
+    #[command(flatten)]
     pub(crate) identity: Identity,
     #[command(flatten)]
     pub(crate) at: ControllerSocket,
 }
 
+/// Address of the page if none is given; the daemon's page has another port.
+const DEFAULT_PAGE: &str = "127.0.0.1:5760";
+const UI_HELP: &str = "Serve the web page on this address, with TLS except on loopback. Without an address: 127.0.0.1:5760";
+
 /// How to reach the controller.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ControllerSocket {
     /// Socket of the controller.
-    #[arg(long, value_name = "PATH", env = "BRAID_NET_SOCKET", default_value = "/run/braid/net.sock")]
+    #[arg(long, value_name = "PATH", env = "BRAID_NET_SOCKET", default_value = "/run/braid-net/net.sock")]
     pub(crate) socket: PathBuf,
 }
 
@@ -90,4 +107,46 @@ pub(crate) struct NetQuery {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn controller(words: &[&str]) -> Result<Controller, clap::Error> {
+        match Cli::try_parse_from([&["braid", "net", "controller"], words].concat())?.command {
+            Command::Net(Net { action: NetAction::Controller(options) }) => Ok(options),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_page_has_the_daemons_options_and_another_port() {
+        assert_eq!(controller(&[]).unwrap().page.wanted(), None);
+        let page = controller(&["--ui", "--ui-name", "net.lan"]).unwrap().page.wanted().unwrap();
+        assert_eq!((page.listen.to_string().as_str(), page.names, page.certificate), (DEFAULT_PAGE, vec!["net.lan".to_owned()], None));
+        assert_eq!(controller(&["--ui=[::1]:80"]).unwrap().page.wanted().unwrap().listen, "[::1]:80".parse().unwrap());
+        assert!(UI_HELP.ends_with(DEFAULT_PAGE));
+        for words in [&["--ui-name", "a"][..], &["--ui", "--ui-cert", "c"], &["--ui", "--ui-key", "k"]] {
+            assert!(controller(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn the_packages_service_starts_a_controller_that_the_commands_find() {
+        let packaging = |name: &str| std::fs::read_to_string(format!("{}/../../packaging/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let (unit, defaults) = (packaging("braid-net-controller.service"), packaging("default-braid-net-controller"));
+        let value = |text: &str, key: &str| text.lines().find_map(|line| line.strip_prefix(key)).unwrap().to_owned();
+        let given = value(&defaults, "BRAID_NET_OPTIONS=");
+        let line = value(&unit, "ExecStart=/usr/bin/braid net controller ").replace("$BRAID_NET_OPTIONS", given.trim_matches('"'));
+        let options = controller(&line.split_whitespace().collect::<Vec<_>>()).unwrap();
+        assert_eq!(options.config, Some(PathBuf::from("/etc/braid-net/controller.toml")));
+        assert_eq!(options.identity.state_dir, PathBuf::from("/var/lib").join(value(&unit, "StateDirectory=")));
+        assert_eq!(options.at.socket.parent(), Some(PathBuf::from("/run").join(value(&unit, "RuntimeDirectory=")).as_path()));
+        assert!(options.page.wanted().is_some());
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/controller.toml");
+        braid_config::controller::load(file.as_ref()).unwrap_or_else(|errors| panic!("{errors}"));
+    }
 }
