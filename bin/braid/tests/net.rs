@@ -168,12 +168,19 @@ fn a_page_for_other_machines_has_tls_and_private_files() {
 }
 
 #[test]
-fn a_page_whose_port_is_in_use_is_refused() {
+fn a_page_whose_port_is_in_use_or_whose_tokens_others_could_choose_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let text = refused(folder.path(), &["--ui", &address]);
     assert!(text.contains(&address) && text.contains("--ui ADDRESS:PORT"), "{text}");
+    for exposed in ["state", "state/controller-ui"] {
+        let path = folder.path().join(exposed);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
+        let text = refused(folder.path(), &["--ui", "127.0.0.1:0"]);
+        assert!(text.contains(&format!("chmod go-w {}", path.display())), "{text}");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+    }
     // A link to nowhere is not followed, so nothing is made elsewhere.
     let page = folder.path().join("state/controller-ui");
     std::fs::remove_dir_all(&page).unwrap();

@@ -229,7 +229,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
 
 /// The API over TCP, with the page.
 fn page(options: &UiOptions, state_dir: &Path) -> anyhow::Result<Ui> {
-    let ui = Ui::open(options, &state_dir.join(PAGE))?;
+    let ui = Ui::open(options, &StateDir::open(state_dir)?.path().join(PAGE))?;
     tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "serving the web page; `braid net ui` opens it");
     Ok(ui)
 }

@@ -29,6 +29,7 @@ use braid_config::settings;
 use braid_control::core::{AppsView, Program};
 use braid_control::{Cause, RequestError};
 use braid_peer::quota::Quota;
+use braid_peer::state::StateDir;
 use braid_platform::linux::sys::process::own_user;
 use tokio::sync::{mpsc, oneshot};
 
@@ -289,7 +290,8 @@ impl Ui {
     /// The address, the certificate or the directory is not usable.
     pub fn open(options: &UiOptions, folder: &Path) -> Result<Self, UiError> {
         let failed = |error| UiError::State { path: folder.to_owned(), error };
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        // Who may write there could choose the tokens.
+        StateDir::open(folder)?;
         let keys = Keys::open(folder, options.names.clone(), options.tls()).map_err(failed)?;
         Ok(Self { port: BoundPort::open(options, folder)?, keys: keys.into() })
     }

@@ -13,6 +13,7 @@ use axum::serve::Listener;
 use braid_bond::host::source;
 use braid_model::Protocol;
 use braid_peer::quota::Quota;
+use braid_peer::state::StateDirError;
 use braid_platform::linux::sockdiag;
 use braid_platform::linux::worker::Worker;
 use ring::digest::{SHA256, digest};
@@ -77,6 +78,9 @@ pub enum UiError {
         /// What is wrong.
         reason: String,
     },
+    /// Their directory cannot be created, or other users may write to it.
+    #[error("cannot keep the web page's tokens: {0}")]
+    Folder(#[from] StateDirError),
     /// Tokens or Braid's own certificate cannot be stored.
     #[error("cannot store the web page's tokens and certificate in {path}: {error}; specify a writable --state-dir")]
     State {
