@@ -98,6 +98,7 @@ const ALL: &[(&str, Bench)] = &[
     ("gateway", gateway::run),
     ("virtual", virtual_device::run),
     ("adhoc", adhoc::run),
+    ("adhoc-access", adhoc::access::run),
     ("network", network::run),
     ("handover", handover::run),
 ];

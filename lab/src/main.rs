@@ -41,7 +41,7 @@ enum Action {
     Bench {
         /// The benchmarks: whole-connections, mixes, overhead, overhead-udp, calls, run-calls, decision, cut, footprint, api, schedulers, shares, bond,
         /// bond-few, bond-cut, moves, bond-simult, bond-matrix, bond-churn, bond-messages, bond-fair, bond-speed, bond-relay, relay-crowd, get, proxy, gateway,
-        /// virtual, adhoc, network, handover [default: all]
+        /// virtual, adhoc, adhoc-access, network, handover [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
         #[arg(long)]
