@@ -182,6 +182,7 @@ struct braid_app {
 #define BRAID_NEVER 64u /* the rule matches nothing, because its executable or cgroup does not exist */
 #define BRAID_IF_CLIENT 256u /* forwarded flows of clients with an address in this prefix */
 #define BRAID_IF_MAC 512u    /* forwarded flows of the client with this hardware address */
+#define BRAID_IF_PROTOCOL 1024u
 
 #define BRAID_DO_EXCLUDE 1u
 #define BRAID_DO_LINKS 2u
@@ -213,7 +214,8 @@ struct braid_rule {
 	__u8 mac[6];
 	__u32 client[4]; /* IPv6 or IPv4-mapped prefix */
 	__u8 client_len;
-	__u8 pad[7];
+	__u8 protocol; /* IPPROTO_..., for BRAID_IF_PROTOCOL */
+	__u8 pad[6];
 };
 
 struct braid_affinity_key {

@@ -18,6 +18,9 @@ BRAID_INLINE __u8 app_class(const struct request *request)
 	return known->class_ == BRAID_UNCLASSIFIED ? known->learnt : known->class_;
 }
 
+/* Bits of an IPv4-mapped IPv6 address in front of the IPv4 address. */
+#define MAPPED_LEN 96
+
 BRAID_INLINE _Bool in_prefix(const __u32 *prefix, __u32 left, const __u32 *address)
 {
 	for (int word = 0; word < 4; word++) {
@@ -29,6 +32,24 @@ BRAID_INLINE _Bool in_prefix(const __u32 *prefix, __u32 left, const __u32 *addre
 		left -= bits;
 	}
 	return 1;
+}
+
+/* Whether the address, which has the family of the request, is in the prefix. No IPv4 address is in a prefix of IPv6, although its mapped form is in ::/0. */
+BRAID_INLINE _Bool is_within(const struct request *request, const __u32 *prefix, __u32 length, const __u32 *address)
+{
+	return (length >= MAPPED_LEN || request->family == 6) && in_prefix(prefix, length, address);
+}
+
+/* Whether the destination meets the rule's conditions about it. */
+BRAID_INLINE _Bool is_destination(const struct request *request, const struct braid_rule *rule)
+{
+	__u32 conditions = rule->conditions;
+
+	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
+		return 0;
+	if ((conditions & BRAID_IF_PROTOCOL) && rule->protocol != request->protocol)
+		return 0;
+	return !(conditions & BRAID_IF_DESTINATION) || is_within(request, rule->destination, rule->prefix_len, request->remote);
 }
 
 /* Whether the calling program meets the rule's conditions about it. */
@@ -68,15 +89,11 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 	conditions = rule->conditions;
 	if (conditions & (BRAID_NEVER | BRAID_IF_CLIENT | BRAID_IF_MAC))
 		return 0;
-	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
-		return 0;
-	if (!is_program(request, rule))
+	if (!is_destination(request, rule) || !is_program(request, rule))
 		return 0;
 	if ((conditions & BRAID_IF_CGROUP) && bpf_get_current_ancestor_cgroup_id(rule->cgroup_level) != rule->cgroup)
 		return 0;
-	if ((conditions & BRAID_IF_CLASS) && app_class(request) != rule->of_class)
-		return 0;
-	return !(conditions & BRAID_IF_DESTINATION) || in_prefix(rule->destination, rule->prefix_len, request->remote);
+	return !(conditions & BRAID_IF_CLASS) || app_class(request) == rule->of_class;
 }
 
 /* Conditions about a program, which a client's flow never meets. */
@@ -114,7 +131,7 @@ __attribute__((noinline)) int matches_forwarded(const struct request *request, _
 		if (!cgroup || *cgroup != rule->cgroup)
 			return 0;
 	}
-	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
+	if (!is_destination(request, rule))
 		return 0;
 	if ((conditions & BRAID_IF_CLASS) && request->class_ != rule->of_class)
 		return 0;
@@ -123,9 +140,7 @@ __attribute__((noinline)) int matches_forwarded(const struct request *request, _
 			if (rule->mac[at] != request->mac[at])
 				return 0;
 	}
-	if ((conditions & BRAID_IF_CLIENT) && !in_prefix(rule->client, rule->client_len, request->source))
-		return 0;
-	return !(conditions & BRAID_IF_DESTINATION) || in_prefix(rule->destination, rule->prefix_len, request->remote);
+	return !(conditions & BRAID_IF_CLIENT) || is_within(request, rule->client, rule->client_len, request->source);
 }
 
 /* The first matching rule, or NULL. `forwarded` is a constant. */

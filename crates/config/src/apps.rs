@@ -298,6 +298,7 @@ fn matcher(mut section: Section<'_>, world: &World) -> Option<AppMatcher> {
         exe: section.condition("exe", &mut refused, |value| exe(value, world)),
         name: section.condition("name", &mut refused, name),
         port: section.condition("port", &mut refused, |value: &Value<'_>| value.whole(1..=65_535).map(|port| port as u16)),
+        protocol: None,
         destination: section.condition("destination", &mut refused, destination),
         cgroup: section.condition("cgroup", &mut refused, cgroup),
         user: section.condition("user", &mut refused, |value| user(value, world)),

@@ -456,6 +456,8 @@ fn rule_matches(rule: &SteerRule, app: &AppId, class: Class, user: u32, to: (IpA
         && wanted.exe.as_ref().is_none_or(|files| files.contains(&app.exe))
         && wanted.name.as_ref().is_none_or(|name| *name == app.name)
         && wanted.port.is_none_or(|port| port == to.1)
+        // All flows begin as TCP.
+        && wanted.protocol.is_none_or(|protocol| protocol == Protocol::Tcp)
         && wanted.destination.is_none_or(|net| net.contains(&to.0))
         && wanted.cgroup.is_none()
         && wanted.client.is_none()

@@ -181,6 +181,8 @@ pub struct SteerMatch {
     pub name: Option<String>,
     /// Remote port.
     pub port: Option<u16>,
+    /// Transport protocol.
+    pub protocol: Option<Protocol>,
     /// Prefix of the remote address.
     pub destination: Option<IpNet>,
     /// Id and depth below the root of a cgroup that contains the program, directly or not. `Some(None)`: the cgroup does not exist; matches

@@ -398,6 +398,24 @@ fn a_class_rule_follows_the_applications_class() {
 }
 
 #[test]
+fn rules_distinguish_protocols_and_families() {
+    in_world("rules by protocol", 2, || {
+        let rule = |matching| SteerRule { matching, prefer: Some(LinkSet(2)), ..Default::default() };
+        let of = |protocol| rule(SteerMatch { port: Some(80), protocol: Some(protocol), ..Default::default() });
+        let all6 = rule(SteerMatch { destination: Some("::/0".parse().unwrap()), ..Default::default() });
+        let mut params = params(2);
+        params.rules = vec![all6, of(Protocol::Udp)];
+        let mut steering = steering(&params);
+        let local = || fetch("203.0.113.10:80".parse().unwrap(), 1000);
+        let [first, second] = ["10.77.0.2", "10.77.1.2"].map(|text| text.parse::<IpAddr>().unwrap());
+        assert_eq!(local(), first, "neither rule is for TCP over IPv4");
+        params.rules[1] = of(Protocol::Tcp);
+        set(&mut steering, &params);
+        assert_eq!(local(), second);
+    });
+}
+
+#[test]
 fn names_are_compared_completely() {
     in_world("rules by name", 2, || {
         let rule = |name: &str, links| SteerRule {

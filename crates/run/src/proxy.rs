@@ -147,6 +147,7 @@ impl Inner {
             exe: Some(&self.exe),
             name: "braid",
             port: remote.port(),
+            protocol: None,
             destination: remote.ip(),
             cgroup: None,
             user: Some(self.user),

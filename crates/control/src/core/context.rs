@@ -283,6 +283,7 @@ impl<S: Steering> Core<S> {
             exe,
             name: &flow.app.name,
             port: flow.remote.port(),
+            protocol: None,
             destination: flow.remote.ip(),
             cgroup: record.and_then(|record| record.cgroup.as_deref()),
             user: Some(flow.user),

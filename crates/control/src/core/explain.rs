@@ -172,6 +172,7 @@ impl<S: Steering> Core<S> {
             exe: question.exe.as_deref().map(Path::new),
             name: &question.name,
             port: question.port,
+            protocol: Some(question.protocol),
             destination: question.destination,
             cgroup: question.cgroup.as_deref(),
             user: question.user,

@@ -211,7 +211,8 @@ impl<S: Steering> Core<S> {
     /// Number of the first entry that names this client and has no other condition.
     fn rule_of_client(&self, client: Client<'_>) -> Option<u32> {
         let (class, destination) = (Class::Unclassified, client.address);
-        let any = Subject { exe: None, name: "", port: 0, destination, cgroup: None, user: None, client: Some(client), class };
+        let (port, protocol) = (0, None);
+        let any = Subject { exe: None, name: "", port, protocol, destination, cgroup: None, user: None, client: Some(client), class };
         let names_only = |matcher: &AppMatcher| *matcher == AppMatcher { client: matcher.client.clone(), ..AppMatcher::default() };
         let found = self.in_force.apps.iter().position(|rule| names_only(&rule.matcher) && rule.matcher.matches(&any));
         // Rules of programs have names instead of numbers.
@@ -237,7 +238,8 @@ pub(super) fn is_link_local(address: IpAddr) -> bool {
 impl RuleContext<'_> {
     /// The rule for forwarded packets; `None` if it matches none, or flows without a class.
     fn rule(&self, matcher: &AppMatcher, links: Option<Vec<String>>) -> Option<ForwardRule> {
-        let AppMatcher { exe, name, port, destination, cgroup, user, client, class } = matcher;
+        // Only rules of a remote controller name a protocol, and the firewall holds none of them.
+        let AppMatcher { exe, name, port, protocol: _, destination, cgroup, user, client, class } = matcher;
         if matcher.is_empty() {
             return None;
         }

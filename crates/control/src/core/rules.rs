@@ -116,6 +116,7 @@ pub(super) fn steer_rules(
             exe: if never { Some(Vec::new()) } else { matcher.exe.as_ref().map(|path| executables.of(path)) },
             name: matcher.name.clone(),
             port: matcher.port,
+            protocol: matcher.protocol,
             destination: matcher.destination,
             cgroup: matcher.cgroup.as_ref().map(|path| names.cgroup(path)),
             user: matcher.user,

@@ -325,6 +325,7 @@ pub(super) fn matcher_text(matcher: &AppMatcher) -> String {
         matcher.exe.as_ref().map(|exe| format!("exe = {exe:?}")),
         matcher.name.as_ref().map(|name| format!("name = {name:?}")),
         matcher.port.map(|port| format!("port = {port}")),
+        matcher.protocol.map(|protocol| format!("protocol = \"{protocol}\"")),
         matcher.destination.map(|net| format!("destination = \"{net}\"")),
         matcher.cgroup.as_ref().map(|group| format!("cgroup = {group:?}")),
         matcher.user.map(|user| format!("user = {user}")),

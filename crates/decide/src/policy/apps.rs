@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use braid_model::{Affinity, Class, Mac, Rate};
+use braid_model::{Affinity, Class, Mac, Protocol, Rate};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -216,6 +216,8 @@ pub struct AppMatcher {
     pub name: Option<String>,
     /// Remote port.
     pub port: Option<u16>,
+    /// Transport protocol. Only rules of a remote controller name one.
+    pub protocol: Option<Protocol>,
     /// Prefix that contains the remote address.
     pub destination: Option<IpNet>,
     /// Control group that contains the program, directly or below it: a path from the root of the hierarchy, such as `/user.slice`.
@@ -278,6 +280,7 @@ impl AppMatcher {
             && self.exe.as_ref().is_none_or(|exe| subject.exe == Some(exe))
             && self.name.as_ref().is_none_or(|name| kernel_name(name) == kernel_name(subject.name))
             && self.port.is_none_or(|port| port == subject.port)
+            && self.protocol.is_none_or(|protocol| subject.protocol == Some(protocol))
             && self.destination.is_none_or(|net| net.contains(&subject.destination.to_canonical()))
             && self.cgroup.as_ref().is_none_or(|group| subject.cgroup.is_some_and(|have| lies_in(have, group)))
             && self.user.is_none_or(|user| subject.user == Some(user))
@@ -298,6 +301,7 @@ impl AppMatcher {
         same(&self.exe, &other.exe)
             && self.name.as_ref().is_none_or(|name| other.name.as_ref().is_some_and(|their| kernel_name(name) == kernel_name(their)))
             && same(&self.port, &other.port)
+            && same(&self.protocol, &other.protocol)
             && self.destination.is_none_or(|net| other.destination.is_some_and(|their| net.contains(&their)))
             && self.cgroup.as_ref().is_none_or(|group| other.cgroup.as_ref().is_some_and(|their| lies_in(their, group)))
             && same(&self.user, &other.user)
@@ -320,6 +324,8 @@ pub struct Subject<'a> {
     pub name: &'a str,
     /// Remote port.
     pub port: u16,
+    /// Transport protocol; `None`: unknown.
+    pub protocol: Option<Protocol>,
     /// Remote address; an IPv4-mapped address counts as IPv4.
     pub destination: IpAddr,
     /// Control group of the program: a path from the root of the hierarchy.
@@ -381,6 +387,7 @@ pub(super) mod tests {
             exe: Some(Path::new("/usr/bin/curl")),
             name: "curl",
             port: 443,
+            protocol: Some(Protocol::Tcp),
             destination: "192.0.2.7".parse().unwrap(),
             cgroup: Some("/user.slice/user-1000.slice"),
             user: Some(1000),
@@ -414,6 +421,7 @@ pub(super) mod tests {
             exe: Some("/usr/bin/curl".into()),
             name: Some("curl".into()),
             port: Some(443),
+            protocol: Some(Protocol::Tcp),
             destination: Some("192.0.2.0/24".parse().unwrap()),
             cgroup: Some("/user.slice/".into()),
             user: Some(1000),
@@ -425,6 +433,7 @@ pub(super) mod tests {
             AppMatcher { exe: Some("/usr/bin/wget".into()), ..all.clone() },
             AppMatcher { name: Some("wget".into()), ..all.clone() },
             AppMatcher { port: Some(80), ..all.clone() },
+            AppMatcher { protocol: Some(Protocol::Udp), ..all.clone() },
             AppMatcher { destination: Some("192.0.3.0/24".parse().unwrap()), ..all.clone() },
             AppMatcher { cgroup: Some("/user".into()), ..all.clone() },
             AppMatcher { user: Some(0), ..all.clone() },
@@ -456,6 +465,7 @@ pub(super) mod tests {
                 exe: None,
                 name,
                 port,
+                protocol: None,
                 destination,
                 cgroup,
                 user,
@@ -470,7 +480,7 @@ pub(super) mod tests {
             mine in matcher(), other in matcher(), port in 1u16..3, user in 0u32..2, last in 0u8..4, name in "[ab]", group in "/[ab](/[ab])?",
         ) {
             let subject = Subject {
-                exe: None, name: &name, port, user: Some(user), destination: IpAddr::from([10, 0, 0, last]), cgroup: Some(&group),
+                exe: None, name: &name, port, protocol: None, user: Some(user), destination: IpAddr::from([10, 0, 0, last]), cgroup: Some(&group),
                 client: None, class: Class::Unclassified,
             };
             if !mine.is_empty() && mine.covers(&other) && other.matches(&subject) {

@@ -78,6 +78,7 @@ impl<S: Steering> Core<S> {
             exe: application.exe.as_deref(),
             name: &row.app.name,
             port: row.service(),
+            protocol: Some(row.protocol),
             destination: row.remote.0,
             cgroup: cgroup.as_deref(),
             user: Some(row.user),

@@ -118,6 +118,10 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         raw.conditions |= bits::IF_PORT;
         raw.port = port;
     }
+    if let Some(protocol) = matching.protocol {
+        raw.conditions |= bits::IF_PROTOCOL;
+        raw.protocol = protocol.number();
+    }
     if let Some(net) = matching.destination {
         raw.conditions |= bits::IF_DESTINATION;
         (raw.destination, raw.prefix_len) = prefix(net);

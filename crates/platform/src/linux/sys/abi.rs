@@ -101,7 +101,7 @@ abi! {
     Rule {
         conditions: u32, actions: u32, exe: u32, user: u32, cgroup: u64, cgroup_level: u32, port: u16, prefix_len: u8, class: u8,
         destination: [u32; 4], name: [u8; 16], links: u32, prefer: u32, affinity: u8, of_class: u8, mac: [u8; 6],
-        client: [u32; 4], client_len: u8, pad: [u8; 7],
+        client: [u32; 4], client_len: u8, protocol: u8, pad: [u8; 6],
     }
     /// `struct braid_flow`.
     Flow {
@@ -190,6 +190,7 @@ pub mod rule {
     pub const IF_CLASS: u32 = 128;
     pub const IF_CLIENT: u32 = 256;
     pub const IF_MAC: u32 = 512;
+    pub const IF_PROTOCOL: u32 = 1024;
     pub const NEVER: u32 = 64;
 
     pub const DO_EXCLUDE: u32 = 1;
