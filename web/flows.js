@@ -185,7 +185,7 @@ function openFlow(flow) {
     ['Sent', bytes(flow.tx_bytes)],
     ['Expected size', bytes(flow.demand_bytes)],
     ['Retransmitted', flow.retransmissions === null || flow.retransmissions === undefined ? NONE : plural(flow.retransmissions, 'segment')],
-    ['Rule', flow.rule ? `the ${ordinal(flow.rule)} rule` : flow.program_rule ? `${flow.program_rule}, of a program` : 'none matched'],
+    ['Rule', flow.rule ? `the ${ordinal(flow.rule)} rule` : flow.program_rule ? `${flow.program_rule}, of ${flow.program_rule.startsWith('controller:') ? 'the remote controller' : 'a program'}` : 'none matched'],
   ];
   const actions = h(
     'div',

@@ -60,8 +60,10 @@ function row(name, remove) {
       put(words, entry.unmet ? `${ruleWords(entry)} (does not apply now: ${entry.unmet})` : ruleWords(entry));
       put(kept, reservationWords(reservation));
       kept.hidden = !reservation;
-      const owner = process ? `${program ?? 'a program'} (number ${process})` : 'a program';
-      put(whose, `${name}, from ${owner}, for ${duration(remaining_ms)} more`);
+      const owner = process ? `${program ?? 'a program'} (number ${process})` : (program ?? 'a program');
+      put(whose, remaining_ms > 0 ? `${name}, from ${owner}, for ${duration(remaining_ms)} more` : `${name}, from the ${owner}`);
+      // Only the remote controller removes its rules.
+      button.hidden = Boolean(program) && !process;
       button.disabled = !store.mayChange;
     },
   };

@@ -460,9 +460,11 @@ pub(crate) fn program_rules(page: &mut Page<'_>, rules: &[ProgramRule]) -> io::R
         let ProgramRule { name, process, program, remaining_ms, entry, reservation } = rule;
         let owner = match (program, process) {
             (Some(program), Some(process)) => format!(", of {program} (process {process})"),
+            (Some(owner), None) => format!(", of the {owner}"),
             _ => String::new(),
         };
-        page.line(format!("{name} {{ {} }}: {}{owner}, for {} s", entry.matches, handling(entry, None), remaining_ms.div_ceil(1000)))?;
+        let rest = if *remaining_ms == 0 { String::new() } else { format!(", for {} s", remaining_ms.div_ceil(1000)) };
+        page.line(format!("{name} {{ {} }}: {}{owner}{rest}", entry.matches, handling(entry, None)))?;
         if let Some(unmet) = &entry.unmet {
             page.toned(Tone::Doubtful, &format!("  does not apply now: {unmet}"))?;
         }
@@ -479,6 +481,11 @@ pub(crate) fn program_rules(page: &mut Page<'_>, rules: &[ProgramRule]) -> io::R
         }
     }
     Ok(())
+}
+
+/// Whose rule it is that has this name and is no entry of the configuration.
+fn owner(name: &str) -> &'static str {
+    if name.starts_with("controller:") { "the remote controller" } else { "a program" }
 }
 
 /// The condition of an entry on the context, and whether it holds now.
@@ -531,7 +538,7 @@ pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::R
     }
     let program_rule = explained.program_rule.as_ref();
     let rule = match (explained.rule, &explained.rule_text) {
-        (None, Some(text)) if let Some(name) = program_rule => format!("{name} of a program {{ {text} }}: see \"braid rules\""),
+        (None, Some(text)) if let Some(name) = program_rule => format!("{name} of {} {{ {text} }}: see \"braid rules\"", owner(name)),
         (Some(number), Some(text)) => format!("[[app]] entry {number} {{ {text} }}"),
         (Some(number), None) => format!("[[app]] entry {number}"),
         (None, _) => "none matches".to_owned(),

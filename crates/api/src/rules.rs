@@ -47,9 +47,9 @@ pub struct ProgramRule {
     pub name: String,
     /// Id of the process with which the rule ends; `null`: only its lease ends it.
     pub process: Option<u32>,
-    /// Name of that process.
+    /// Name of that process; "remote controller" for an entry of the controller that `[datapath]` names.
     pub program: Option<String>,
-    /// Rest of its lease.
+    /// Rest of its lease; 0 for an entry of the remote controller, which has none.
     pub remaining_ms: u64,
     /// The rule. It applies to flows that no `[[app]]` entry of the configuration matches. `unmet`: why it does not apply now.
     pub entry: AppEntry,

@@ -7,6 +7,7 @@
 mod adhoc;
 mod apps;
 pub mod controller;
+mod datapath;
 mod detect;
 mod energy;
 mod findings;
@@ -160,6 +161,8 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.policy.virtual_device = gateway::virtual_device(section, &config.policy.links, &config.policy.lan);
     }
     config.adhoc = section.take("adhoc").and_then(|value| value.section("[adhoc]")).and_then(adhoc::adhoc);
+    let datapath = section.take("datapath").and_then(|value| value.section("[datapath]"));
+    config.datapath = datapath.and_then(|section| datapath::datapath(section, world));
     section.finish();
     config
 }

@@ -327,6 +327,13 @@ mod tests {
                 assert!(!text.contains("hunter2"), "{text}");
             }
         }
+        let mut files = json!({"controller": "ssl:192.0.2.1:6653", "certificate": "/c.pem", "key": secret, "ca": "/ca.pem"});
+        for path in [secret.to_str().unwrap(), "/dev/zero"] {
+            files["key"] = json!(path);
+            let edit = change(&settings, json!([{"op": "set", "path": ["datapath"], "value": files}]));
+            let error = settings.preview(&edit, &world).unwrap_err();
+            assert!(error.cause == Cause::Invalid && format!("{error:?}").contains("are not the files of [datapath] in force"), "{error:?}");
+        }
         // The file in force is not read again: it does not even exist.
         let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": known}]));
         assert!(settings.preview(&edit, &world).is_ok());

@@ -247,12 +247,41 @@ fn the_key_of_an_ad_hoc_group_is_in_a_file_with_a_whole_path() {
     assert_eq!(parse("[adhoc]\nradios = [\"wlan0\"]\n").adhoc.unwrap().key_file, None);
 }
 
+#[test]
+fn a_remote_controller_is_authenticated_or_on_this_machine() {
+    let files = "certificate = \"/d/cert.pem\"\nkey = \"/d/key.pem\"\nca = \"/d/ca.pem\"\n";
+    let of = |controller: &str, rest: &str| format!("[datapath]\ncontroller = \"{controller}\"\n{rest}");
+    // The files are read when the daemon connects.
+    let secure = parse(&of("ssl:control.example:6653", &format!("{files}id = \"00000200005e0001\"\n"))).datapath.unwrap();
+    assert_eq!((secure.to_string().as_str(), secure.id.map(|id| id.0)), ("ssl:control.example:6653", Some(0x0200_005e_0001)));
+    assert_eq!(secure.tls.unwrap().key, Path::new("/d/key.pem"));
+    for plain in [of("tcp:127.0.0.1:6653", ""), of("tcp:[::1]:6653", ""), of("tcp:192.0.2.1:6653", "insecure = true\n")] {
+        assert_eq!(parse(&plain).datapath.unwrap().tls, None, "{plain}");
+    }
+    for (text, expected) in [
+        ("[datapath]\n".to_owned(), "has no controller"),
+        (of("192.0.2.1:6653", files), "does not begin with ssl: or tcp:"),
+        (of("ssl:192.0.2.1", files), "has no port"),
+        (of("ssl:192.0.2.1:6653", ""), "names no files for TLS"),
+        (of("ssl:192.0.2.1:6653", &files.replace("/d/key", "key")), "does not begin with \"/\""),
+        (of("ssl:192.0.2.1:6653", &format!("{files}insecure = true\n")), "insecure has no effect"),
+        (of("tcp:127.0.0.1:6653", files), "certificate has no effect"),
+        (of("tcp:192.0.2.1:6653", ""), "whoever is on the way"),
+        (of("tcp:localhost.example:6653", "insecure = false\n"), "whoever is on the way"),
+        (of("tcp:127.0.0.1:6653", "id = \"0000000000000000\"\n"), "is not the number of a datapath"),
+        (of("tcp:127.0.0.1:6653", "id = \"2\"\n"), "is not the number of a datapath"),
+    ] {
+        let findings = refused(&text);
+        assert!(findings.len() == 1 && findings[0].reason.contains(expected), "{text}: {findings:?}");
+    }
+}
+
 /// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\ndetect = { x = 1 }\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n[gateway]\nlan = [\"eth1\"]\nx = 1\n[adhoc]\nradios = [\"wlan0\"]\nx = 1\n";
+    let wrong = "x = 1\ndetect = { x = 1 }\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n[gateway]\nlan = [\"eth1\"]\nx = 1\n[adhoc]\nradios = [\"wlan0\"]\nx = 1\n[datapath]\ncontroller = \"tcp:127.0.0.1:6653\"\nx = 1\n";
     let findings = refused(wrong);
-    assert_eq!(findings.len(), 13, "{findings:#?}");
+    assert_eq!(findings.len(), 14, "{findings:#?}");
     let example = all_on();
     for finding in findings {
         let keys = finding.remedy.unwrap();

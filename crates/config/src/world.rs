@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use braid_control::config::Config;
+use braid_control::config::{Config, DatapathFiles};
 use braid_control::profiles::{ProfileError, shipped};
 use braid_decide::energy::{Profile, Profiles};
 
@@ -42,6 +42,8 @@ pub enum Files {
         energy_profiles: Option<PathBuf>,
         /// All profiles in force, including the shipped ones.
         profiles: Profiles,
+        /// The files of `[datapath]` that the configuration in force names.
+        datapath: Option<DatapathFiles>,
     },
     /// Only these programs and profiles, for tests.
     These {
@@ -74,7 +76,11 @@ impl World {
 
     /// This machine, for checking a client's text while `config` is in force.
     pub fn for_client(config: &Config) -> Self {
-        let files = Files::InForce { energy_profiles: config.energy_profiles.clone(), profiles: config.profiles.clone() };
+        let files = Files::InForce {
+            energy_profiles: config.energy_profiles.clone(),
+            profiles: config.profiles.clone(),
+            datapath: config.datapath.as_ref().and_then(|datapath| datapath.tls.clone()),
+        };
         Self { files, ..Self::here(true) }
     }
 
@@ -84,10 +90,15 @@ impl World {
         match &self.files {
             Files::Ask | Files::AskWithoutListing => all.extend(profiles::load(path)?),
             Files::These { profiles, .. } => all.extend(profiles.clone()),
-            Files::InForce { energy_profiles, profiles } if energy_profiles.as_deref() == Some(path) => all = profiles.clone(),
+            Files::InForce { energy_profiles, profiles, .. } if energy_profiles.as_deref() == Some(path) => all = profiles.clone(),
             Files::InForce { .. } => return Err(ProfileFileError::NotInForce(path.display().to_string())),
         }
         Ok(all)
+    }
+
+    /// Whether the daemon may open these files.
+    pub(super) fn may_open(&self, files: &DatapathFiles) -> bool {
+        !matches!(&self.files, Files::InForce { datapath, .. } if datapath.as_ref() != Some(files))
     }
 
     /// Whether there is a program at `path`; true if access is not allowed.

@@ -3,6 +3,7 @@
 mod findings;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use braid_decide::policy::{MeasureServer, Policy, ProbeMode, ProbeTarget};
 use braid_model::ByteCount;
 use braid_model::address::{Address, HostName};
 use braid_model::key::PublicKey;
+use braid_openflow::ids::DatapathId;
 use ipnet::IpNet;
 
 use crate::adhoc::AdhocSettings;
@@ -52,6 +54,8 @@ pub struct Config {
     pub energy_service: Option<EnergyService>,
     /// The ad-hoc device; `None`: none.
     pub adhoc: Option<AdhocSettings>,
+    /// The controller that has this device's flow table; `None`: none.
+    pub datapath: Option<DatapathSettings>,
     /// Warnings about the file.
     pub warnings: Vec<Finding>,
 }
@@ -63,6 +67,34 @@ pub struct EnergyService {
     pub address: Address,
     /// Key that signs its answers.
     pub key: PublicKey,
+}
+
+/// A remote controller that has the flow table of this device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatapathSettings {
+    /// Its address.
+    pub controller: Address,
+    /// Files for TLS; `None`: the connection is neither authenticated nor encrypted.
+    pub tls: Option<DatapathFiles>,
+    /// The number by which it knows this device; `None`: one that the hardware address of the first link determines.
+    pub id: Option<DatapathId>,
+}
+
+/// Files in PEM format for the connection to a remote controller. They are read for each connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatapathFiles {
+    /// The certificate of this device, with those between it and its root.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Roots of the controller's certificate.
+    pub ca: PathBuf,
+}
+
+impl fmt::Display for DatapathSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", if self.tls.is_some() { "ssl" } else { "tcp" }, self.controller)
+    }
 }
 
 /// Settings of active capacity measurement.
@@ -129,6 +161,7 @@ impl Default for Config {
             profiles: crate::profiles::shipped(),
             energy_service: None,
             adhoc: None,
+            datapath: None,
             warnings: Vec::new(),
         }
     }

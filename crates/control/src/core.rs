@@ -8,6 +8,7 @@ mod bonds;
 mod clients;
 mod confined;
 mod context;
+mod datapath;
 mod detect;
 mod energy;
 mod energy_service;
@@ -62,6 +63,7 @@ pub use bonds::{BondPolicy, Exit, PathEvent};
 pub use clients::Lease;
 use context::Context;
 pub use context::MAX_FACTS;
+pub use datapath::{ControllerRule, FlowNote, LinkPort, MAX_CONTROLLER_RULES, REMOTE_CONTROLLER, RuleId};
 pub use detect::{Question, ServerEvent, UNREAD};
 pub use energy_service::ProfileQuestion;
 use energy_service::ServiceState;
@@ -120,6 +122,8 @@ pub struct Core<S> {
     in_force: Policy,
     context: Context,
     programs: programs::ProgramRules,
+    /// What the remote controller is told about flows.
+    watch: datapath::Watch,
     /// Earlier rules, for flows that started under them.
     past: PastRules,
     network: NetworkSnapshot,
@@ -234,6 +238,7 @@ impl<S: Steering> Core<S> {
             config,
             context: Context::default(),
             programs: programs::ProgramRules::default(),
+            watch: datapath::Watch::default(),
             past: PastRules::default(),
             network: NetworkSnapshot::default(),
             links: LinkTable::default(),

@@ -6,6 +6,7 @@
 pub mod adhoc;
 pub mod config;
 pub mod core;
+pub mod datapath;
 pub mod fake;
 pub mod hardware;
 pub mod history;

@@ -116,6 +116,7 @@ impl<S: Steering> Core<S> {
         let energy = advance(before.as_ref(), row, row.read_at, cost).energy;
         count(&mut self.moved, before.as_ref(), row);
         self.ending.remove(&row.id);
+        self.note_end(row);
         if let Some(link) = self.links.get_mut(row.link) {
             link.ended += Traffic { rx: row.rx, tx: row.tx };
         }
@@ -208,6 +209,7 @@ impl<S: Steering> Core<S> {
                 self.apps.record(app, application, cgroup, Class::Unclassified, now);
             }
         }
+        self.note_flows();
         self.follow_shares(now);
         let fast_path = self.follow_fast_path(now);
         self.links_with_flows = moved.keys().copied().collect();

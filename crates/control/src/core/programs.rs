@@ -13,6 +13,7 @@ use braid_decide::shaping::Reserved;
 use braid_model::{Direction, Family, LinkFacts, LinkIndex, PerDirection, Rate, Role, Time};
 
 use super::Core;
+use super::datapath::{ControllerRule, REMOTE_CONTROLLER, RuleId};
 use super::views::matcher_text;
 use crate::RequestError;
 use crate::links::Link;
@@ -57,10 +58,10 @@ pub struct NewRule<'a> {
     pub lease: Duration,
 }
 
-/// The programs' rules.
+/// The programs' rules, and those of the remote controller.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ProgramRules {
-    /// By their places after the `[[app]]` entries.
+    /// By their places after the `[[app]]` entries. Those of the remote controller are together at the end.
     places: Vec<Option<ProgramRule>>,
 }
 
@@ -68,6 +69,8 @@ pub(super) struct ProgramRules {
 struct ProgramRule {
     name: String,
     program: Option<Program>,
+    /// The remote controller's number of it, if it is a rule of that.
+    controllers: Option<RuleId>,
     /// The rule that was asked for.
     asked: AppRule,
     /// What flows are matched to: without conditions if it does not apply now.
@@ -131,6 +134,65 @@ impl ProgramRules {
         self.iter().map(|(_, rule)| rule.until).min()
     }
 
+    /// The remote controller's number of the rule at this place, if it is one of those.
+    pub(super) fn controllers(&self, place: usize) -> Option<RuleId> {
+        self.places.get(place)?.as_ref()?.controllers
+    }
+
+    /// The place of the remote controller's first rule.
+    fn first_of_controller(&self) -> Option<usize> {
+        self.iter().find(|(_, rule)| rule.controllers.is_some()).map(|(place, _)| place)
+    }
+
+    /// Number of places before those of the remote controller.
+    pub(super) fn places_of_programs(&self) -> usize {
+        self.first_of_controller().unwrap_or(self.places.len())
+    }
+
+    /// The place for a new rule of a program: the first free one, else the one behind the last.
+    fn next_place(&self) -> usize {
+        self.places.iter().position(Option::is_none).unwrap_or(self.places_of_programs())
+    }
+
+    /// Puts a rule of a program at a place. Rules of the remote controller make room for a new one: flows that have matched them match them no longer.
+    fn put(&mut self, now: Time, place: usize, rule: ProgramRule) {
+        if place >= self.places_of_programs() {
+            self.places.insert(place, None);
+            self.places.iter_mut().flatten().filter(|rule| rule.controllers.is_some()).for_each(|rule| rule.since = now);
+        }
+        self.places[place] = Some(rule);
+    }
+
+    /// Makes these the rules of the remote controller, in this order. A flow that matched one before still does if the rule has its place and its conditions.
+    /// Returns whether anything changed.
+    pub(super) fn set_controllers(&mut self, now: Time, rules: Vec<ControllerRule>) -> bool {
+        let first = self.places_of_programs();
+        let old: Vec<&ProgramRule> = self.places.iter().skip(first).flatten().collect();
+        let same = |(old, new): (&&ProgramRule, &ControllerRule)| old.controllers == Some(new.id) && old.asked == new.rule;
+        if old.len() == rules.len() && old.iter().zip(&rules).all(same) {
+            return false;
+        }
+        let before = self.places.split_off(first);
+        for (place, ControllerRule { id, rule }) in rules.into_iter().enumerate() {
+            let old = before.get(place).and_then(Option::as_ref);
+            let old = old.filter(|old| old.controllers == Some(id) && old.asked.matcher == rule.matcher);
+            self.places.push(Some(ProgramRule {
+                name: id.to_string(),
+                program: None,
+                controllers: Some(id),
+                applied: rule.clone(),
+                asked: rule,
+                objection: None,
+                reserved: None,
+                since: old.map_or(now, |old| old.since),
+                // The controller's connection is the lease.
+                until: Time::MAX,
+            }));
+        }
+        while self.places.pop_if(|last| last.is_none()).is_some() {}
+        true
+    }
+
     /// Removes rules. Returns whether there were any.
     fn remove(&mut self, is_over: impl Fn(&ProgramRule) -> bool) -> bool {
         let mut removed = false;
@@ -148,8 +210,11 @@ impl<S: Steering> Core<S> {
         let view = |(_, rule): (usize, &ProgramRule)| braid_api::ProgramRule {
             name: rule.name.clone(),
             process: rule.program.as_ref().map(|program| program.process),
-            program: rule.program.as_ref().map(|program| program.name.clone()),
-            remaining_ms: rule.until.since(now).as_millis() as u64,
+            program: match rule.controllers {
+                Some(_) => Some(REMOTE_CONTROLLER.to_owned()),
+                None => rule.program.as_ref().map(|program| program.name.clone()),
+            },
+            remaining_ms: if rule.controllers.is_some() { 0 } else { rule.until.since(now).as_millis() as u64 },
             entry: braid_api::AppEntry { unmet: rule.objection.as_ref().map(ToString::to_string), ..self.app_entry(&rule.asked) },
             reservation: rule.reserved.as_ref().map(|reserved| Reservation {
                 down_bps: reserved.rates.down.map(Rate::bps),
@@ -173,14 +238,11 @@ impl<S: Steering> Core<S> {
         self.expire_program_rules(now);
         let known = self.programs.place_of(name);
         self.check_owner(name, known, request.program.as_ref())?;
-        let place = known.unwrap_or_else(|| self.programs.places.iter().position(Option::is_none).unwrap_or(self.programs.places.len()));
+        let place = known.unwrap_or_else(|| self.programs.next_place());
         let new = self.new_rule(now, place, request)?;
         let (until, since) = (new.until, known.map(|place| &self.programs.places[place]).and_then(|old| same_flows(old.as_ref()?, &new)));
         let before = self.programs.clone();
-        if place == self.programs.places.len() {
-            self.programs.places.push(None);
-        }
-        self.programs.places[place] = Some(ProgramRule { since: since.unwrap_or(now), ..new });
+        self.programs.put(now, place, ProgramRule { since: since.unwrap_or(now), ..new });
         self.apply_program_rules(now);
         if let Err(error) = self.update_params(now) {
             self.programs = before;
@@ -200,6 +262,10 @@ impl<S: Steering> Core<S> {
 
     /// `POST /v1/rules` without a rule: removes it.
     pub fn remove_rule(&mut self, now: Time, name: &str) -> Result<Accepted, RequestError> {
+        if self.programs.place_of(name).is_some_and(|place| self.programs.controllers(place).is_some()) {
+            let detail = format!("{name} belongs to the {REMOTE_CONTROLLER}, which removes it: without [datapath] in the configuration there is none");
+            return Err(RequestError::conflict("Not removed", detail));
+        }
         check_name(name)?;
         if !self.programs.remove(|rule| rule.name == name) {
             let detail = format!("no program has added a rule {name}, or its lease has ended: \"braid rules\" lists them");
@@ -240,7 +306,8 @@ impl<S: Steering> Core<S> {
                 format!("there is a rule {name} already, which belongs to {owner}: choose another name, or remove that rule first");
             return Err(RequestError::conflict("Name taken", detail));
         }
-        let (all, own) = (self.programs.iter().count(), self.programs.iter().filter(|(_, rule)| same(rule.program.as_ref())).count());
+        let programs = || self.programs.iter().filter(|(_, rule)| rule.controllers.is_none());
+        let (all, own) = (programs().count(), programs().filter(|(_, rule)| same(rule.program.as_ref())).count());
         let full = |detail| Err(RequestError::conflict("Too many rules", detail));
         if own >= MAX_RULES_OF_PROGRAM && program.is_some() {
             return full(format!("this program has {own} rules, which is the limit: remove one, or merge some"));
@@ -271,7 +338,8 @@ impl<S: Steering> Core<S> {
             (None, _) => {}
         }
         let until = now + lease;
-        Ok(ProgramRule { name: name.to_owned(), program, applied: asked.clone(), asked, objection: None, reserved, since: now, until })
+        let (name, applied, controllers) = (name.to_owned(), asked.clone(), None);
+        Ok(ProgramRule { name, program, controllers, applied, asked, objection: None, reserved, since: now, until })
     }
 
     /// Removes rules whose lease has ended, and judges the others again: the policy and the links may have changed. The caller updates the parameters.
@@ -317,7 +385,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Puts the rules in force. The firewall does not hold them: they promise nothing that must outlive the daemon.
-    fn apply_program_rules(&mut self, now: Time) {
+    pub(super) fn apply_program_rules(&mut self, now: Time) {
         self.set_in_force(now);
         self.refresh_executables();
         self.actions.rules_changed = true;
@@ -388,6 +456,7 @@ impl<S: Steering> Core<S> {
     /// The rule at this index of the policy in force, for users.
     pub(super) fn rule_label(&self, index: usize) -> String {
         match self.program_rule_in_force(index) {
+            Some(name) if RuleId::is_name(name) => format!("the rule {name} of the {REMOTE_CONTROLLER}"),
             Some(name) => format!("the rule {name} of a program"),
             None => format!("[[app]] entry {}", index + 1),
         }
@@ -404,7 +473,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// The links with the role backup.
-    fn backups(&self) -> Vec<&LinkFacts> {
+    pub(super) fn backups(&self) -> Vec<&LinkFacts> {
         self.links.values().filter(|link| link.rule.role == Role::Backup).map(|link| &link.facts).collect()
     }
 
