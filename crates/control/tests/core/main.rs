@@ -4,6 +4,7 @@ mod accepted;
 mod apps;
 mod context;
 mod datagrams;
+mod datapath;
 mod detect;
 mod energy;
 mod fast;
