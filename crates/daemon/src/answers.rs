@@ -19,6 +19,7 @@ use braid_platform::linux::sys::bpf::now;
 
 use super::acts::GATEWAY;
 use super::adhoc::AdhocThread;
+use super::datapath::Datapath;
 use super::system::{unix, unix_ms};
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
 use crate::state_store::StateStore;
@@ -171,6 +172,7 @@ impl Daemon<'_> {
         status.config = self.handler.settings.path().map(|path| path.display().to_string());
         status.warnings.extend(self.state_store.trouble());
         status.warnings.extend(self.config_trouble.clone());
+        status.warnings.extend(self.datapath.as_ref().and_then(Datapath::trouble));
         status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
         status.ui = self.page.clone();
         status.adhoc = self.adhoc.as_ref().map(|device| device.name().to_owned());

@@ -46,6 +46,7 @@ pub mod adhoc;
 mod answers;
 pub mod background;
 pub mod controller;
+mod datapath;
 pub mod joined;
 mod lines;
 mod peering;
@@ -57,6 +58,7 @@ mod system;
 pub mod watchdog;
 
 use crate::adhoc::AdhocThread;
+use crate::datapath::Datapath;
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
@@ -267,6 +269,7 @@ async fn live(
         radios: BTreeSet::new(),
         adhoc_programs,
         adhoc_wanted: (None, None),
+        datapath: None,
         models: find_models(sys),
         profiles: mpsc::channel(4),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
@@ -398,6 +401,8 @@ struct Daemon<'a> {
     adhoc_programs: Option<Box<AdhocPrograms>>,
     /// What the configuration wanted of the ad-hoc device when that was tried last, and when to try it again.
     adhoc_wanted: (Option<AdhocSettings>, Option<Time>),
+    /// The remote controller that may have the flow table.
+    datapath: Option<Datapath>,
     /// Whether the machine moves.
     motion: Watched<Option<bool>>,
     /// Names of the wireless networks.
@@ -513,7 +518,14 @@ impl Daemon<'_> {
         let bonded_flows = self.peers.changed();
         loop {
             let (due, _) = self.core.poll_timeout(now());
+            let due = self.datapath.as_ref().and_then(Datapath::poll_timeout).map_or(due, |other| other.min(due));
             let due = Instant::now() + due.since(now());
+            let controlled = async {
+                match &mut self.datapath {
+                    Some(datapath) => datapath.next().await,
+                    None => std::future::pending().await,
+                }
+            };
             let changed = async {
                 match &mut self.watch {
                     Some(watch) => watch.changed().await,
@@ -607,6 +619,7 @@ impl Daemon<'_> {
                     self.log_and_retry(STEERING, done);
                 }
                 Some(arrival) = arrival => self.on_arrival(arrival),
+                arrival = controlled => self.on_datapath(arrival),
                 _ = measure.tick() => self.measure(),
                 _ = flush.tick() => {
                     self.keep_history();
@@ -634,6 +647,7 @@ impl Daemon<'_> {
                 device.set_supply(self.supplied.as_ref());
             }
             self.follow_firewall();
+            self.follow_datapath();
             self.act();
             if !self.peers.is_empty() {
                 self.peers.set_links(self.core.bond_links());
