@@ -10,7 +10,7 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .NOTPARALLEL:
-.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 test-mesh bench check check-sources audit screenshots deb static package book install uninstall
+.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 test-mesh test-outsourced bench check check-sources audit screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       builds Braid and demonstrates it in a lab (two minutes)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-containers  tests Braid beside Podman, Docker, ufw and firewalld in Debian 12, in QEMU (RUNS=\"podman ufw\"); needs root, downloads from Debian"
 	@echo "make test-arm64  cross-builds Braid for arm64 and tests it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
 	@echo "make test-mesh  six hosts with three lossy radios each that move, and babeld on their ad-hoc devices; needs root"
+	@echo "make test-outsourced  hands the device to os-ken's sample controllers, and takes it back by their death; needs root, installs os-ken from PyPI"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make program    builds Braid, and installs only what the build needs"
 	@echo "make install    installs the built program to $(PREFIX) (DESTDIR and PREFIX can be set)"
@@ -109,6 +110,11 @@ test-arm64: deps-build
 test-mesh: deps
 	$(CARGO) build --locked -p braid -p braid-lab
 	$(CARGO) test --locked -p braid -p braid-lab --test lab adhoc_mesh:: -- --ignored --nocapture
+
+test-outsourced: deps
+	$(CARGO) build --locked -p braid -p braid-lab
+	python3 -m venv $(TARGET)/os-ken && $(TARGET)/os-ken/bin/pip install --quiet os-ken==4.2.2
+	OSKEN=$(abspath $(TARGET))/os-ken/bin/osken-manager $(CARGO) test --locked -p braid -p braid-lab --test lab datapath::os_ken -- --ignored --nocapture
 
 book: program
 	docs/book/build $(TARGET)/release/braid $(TARGET)/book

@@ -25,6 +25,7 @@ mod daemon_shares;
 mod daemon_start;
 mod daemon_traffic;
 mod daemon_tunnel;
+mod datapath;
 mod gateway;
 mod gateway_bad_days;
 mod gateway_bonded;
