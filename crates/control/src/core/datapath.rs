@@ -103,7 +103,9 @@ impl<S: Steering> Core<S> {
         if !self.programs.set_controllers(now, rules) {
             return Ok(());
         }
-        self.apply_program_rules(now);
+        // They name no executables, and have no preferences of rates.
+        self.set_in_force(now);
+        self.actions.rules_changed = true;
         self.update_params(now)
     }
 

@@ -385,7 +385,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Puts the rules in force. The firewall does not hold them: they promise nothing that must outlive the daemon.
-    pub(super) fn apply_program_rules(&mut self, now: Time) {
+    fn apply_program_rules(&mut self, now: Time) {
         self.set_in_force(now);
         self.refresh_executables();
         self.actions.rules_changed = true;
