@@ -173,8 +173,10 @@ impl ProgramRules {
             return false;
         }
         let before = self.places.split_off(first);
+        self.trim();
+        let stays = self.places.len() == first;
         for (place, ControllerRule { id, rule }) in rules.into_iter().enumerate() {
-            let old = before.get(place).and_then(Option::as_ref);
+            let old = before.get(place).and_then(Option::as_ref).filter(|_| stays);
             let old = old.filter(|old| old.controllers == Some(id) && old.asked.matcher == rule.matcher);
             self.places.push(Some(ProgramRule {
                 name: id.to_string(),
@@ -189,8 +191,11 @@ impl ProgramRules {
                 until: Time::MAX,
             }));
         }
-        while self.places.pop_if(|last| last.is_none()).is_some() {}
         true
+    }
+
+    fn trim(&mut self) {
+        while self.places.pop_if(|last| last.is_none()).is_some() {}
     }
 
     /// Removes rules. Returns whether there were any.
@@ -199,7 +204,7 @@ impl ProgramRules {
         for rule in &mut self.places {
             removed |= rule.take_if(|rule| is_over(rule)).is_some();
         }
-        while self.places.pop_if(|last| last.is_none()).is_some() {}
+        self.trim();
         removed
     }
 }
