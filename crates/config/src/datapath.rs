@@ -15,10 +15,7 @@ const FILES: &str = "an ssl: controller needs certificate, key and ca: the paths
 /// The remote controller.
 pub(super) fn datapath(mut section: Section<'_>, world: &World) -> Option<DatapathSettings> {
     let (reader, span) = (section.reader, section.span.clone());
-    let controller = section.take("controller");
-    if controller.is_none() {
-        reader.refuse(&span, "[datapath] has no controller", ADDRESS);
-    }
+    let controller = section.need("controller", ADDRESS);
     let address = controller.as_ref().and_then(address);
     let [certificate, key, ca] = ["certificate", "key", "ca"].map(|key| section.take(key));
     let insecure = section.take("insecure");

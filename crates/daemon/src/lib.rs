@@ -50,6 +50,7 @@ mod datapath;
 pub mod joined;
 mod lines;
 mod peering;
+mod pem;
 pub mod peers;
 mod polls;
 mod privilege;

@@ -1,61 +1,27 @@
 //! TLS for the connections of switches. Both sides show certificates; those of switches are signed by the roots that `[tls]` names.
 
-use std::fmt::Display;
-use std::fs::OpenOptions;
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use braid_config::controller::TlsFiles;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::ServerConfig;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
-/// Upper bound for the size of a key file, in bytes.
-const KEY_LIMIT: u64 = 64 << 10;
-
-/// Why the files of `[tls]` are not usable.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum TlsError {
-    /// A file cannot be read, or holds something else.
-    #[error("cannot use {}, which [tls] names: {reason}; write PEM files there that this user may read", path.display())]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// What is wrong; never includes content of a key.
-        reason: String,
-    },
-    /// Other users may access the private key.
-    #[error(
-        "other users may access the private key {path} (mode {mode:03o}); run chmod 600 {path} if nobody has, else make a new key and certificate",
-        path = path.display()
-    )]
-    Exposed {
-        /// Path of the file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-}
+use crate::pem::{self, PemError};
 
 /// What agrees on TLS with switches.
-pub(super) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
+pub(super) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, PemError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(&files.ca)? {
-        roots.add(certificate).map_err(|error| wrong(&files.ca, &error))?;
-    }
+    let roots = pem::roots(&files.ca)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
-    let verifier = verifier.map_err(|error| wrong(&files.ca, &error))?;
-    let (chain, key) = (certificates(&files.certificate)?, private_key(&files.key)?);
+    let verifier = verifier.map_err(|error| pem::wrong(&files.ca, &error))?;
+    let (chain, key) = (pem::certificates(&files.certificate)?, pem::private_key(&files.key)?);
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_client_cert_verifier(verifier).with_single_cert(chain, key));
-    let mut config = config.map_err(|error| wrong(&files.certificate, &error))?;
+    let mut config = config.map_err(|error| pem::wrong(&files.certificate, &error))?;
     // Each connection shows its certificate.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -70,61 +36,17 @@ pub(super) fn refusal(peer: SocketAddr, error: &io::Error) -> String {
     )
 }
 
-fn wrong(path: &Path, reason: &dyn Display) -> TlsError {
-    TlsError::File { path: path.to_owned(), reason: reason.to_string() }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let found: Vec<_> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(|error| wrong(path, &error))?;
-    if found.is_empty() { Err(wrong(path, &"it holds no certificate")) } else { Ok(found) }
-}
-
-/// The private key, if only its owner may access the file.
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    // O_NONBLOCK, because opening a pipe in its place would block.
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(|error| wrong(path, &error))?;
-    let found = opened.metadata().map_err(|error| wrong(path, &error))?;
-    if !found.is_file() {
-        return Err(wrong(path, &"it is no plain file"));
-    }
-    let mode = found.permissions().mode() & 0o7777;
-    if mode & 0o077 != 0 {
-        return Err(TlsError::Exposed { path: path.to_owned(), mode });
-    }
-    PrivateKeyDer::from_pem_reader(opened.take(KEY_LIMIT)).map_err(|_| wrong(path, &"it holds no private key in PEM format"))
-}
-
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, Issuer, KeyPair};
-    use rustls::ClientConfig;
-    use rustls::pki_types::ServerName;
+    use std::path::Path;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    use rustls::{ClientConfig, RootCertStore};
     use tokio_rustls::TlsConnector;
 
     use super::*;
-
-    fn named(name: &str) -> CertificateParams {
-        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params
-    }
-
-    fn root(name: &str) -> CertifiedIssuer<'static, KeyPair> {
-        let mut params = named(name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
-    }
-
-    /// A certificate and its key, in PEM format.
-    fn issued(by: &Issuer<'_, KeyPair>, name: &str) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        (named(name).signed_by(&key, by).unwrap().pem(), key.serialize_pem())
-    }
-
-    fn write(path: &Path, text: &str, mode: u32) {
-        std::fs::write(path, text).unwrap();
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-    }
+    use crate::pem::samples::{issued, root, write};
 
     /// Files of a controller, whose switches `ca` signs.
     fn files(folder: &Path, own: &(String, String), ca: &str) -> TlsFiles {

@@ -1,132 +1,40 @@
 //! TLS for the connection to a remote controller. Both sides show certificates; that of the controller is signed by the roots that `ca` names.
 
-use std::fmt::Display;
-use std::fs::OpenOptions;
-use std::io::Read;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use braid_control::config::DatapathFiles;
+use rustls::ClientConfig;
 use rustls::client::Resumption;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-/// Upper bound for the size of a file, in bytes.
-const LIMIT: u64 = 1 << 20;
-
-/// Why the files of `[datapath]` are not usable.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum TlsError {
-    /// A file cannot be read, or holds something else.
-    #[error("cannot use {}, which [datapath] names: {reason}; write a PEM file there", path.display())]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// What is wrong; never includes content of a file.
-        reason: String,
-    },
-    /// Other users may access the private key.
-    #[error(
-        "other users may access the private key {path} (mode {mode:03o}); run chmod 600 {path} if nobody has, else make a new key and certificate",
-        path = path.display()
-    )]
-    Exposed {
-        /// Path of the file.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-}
+use crate::pem::{self, PemError};
 
 /// What agrees on TLS with the controller.
-pub(super) fn connector(files: &DatapathFiles) -> Result<TlsConnector, TlsError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(&files.ca)? {
-        roots.add(certificate).map_err(|error| wrong(&files.ca, &error))?;
-    }
-    let (chain, key) = (certificates(&files.certificate)?, private_key(&files.key)?);
+pub(super) fn connector(files: &DatapathFiles) -> Result<TlsConnector, PemError> {
+    let roots = pem::roots(&files.ca)?;
+    let (chain, key) = (pem::certificates(&files.certificate)?, pem::private_key(&files.key)?);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_root_certificates(roots).with_client_auth_cert(chain, key));
-    let mut config = config.map_err(|error| wrong(&files.certificate, &error))?;
+    let mut config = config.map_err(|error| pem::wrong(&files.certificate, &error))?;
     // Each connection shows its certificate.
     config.resumption = Resumption::disabled();
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-fn wrong(path: &Path, reason: &dyn Display) -> TlsError {
-    TlsError::File { path: path.to_owned(), reason: reason.to_string() }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let (text, _) = read(path)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(wrong(path, &"it holds no certificate")),
-        Err(_) => Err(wrong(path, &"it holds no certificates in PEM format")),
-    }
-}
-
-/// The private key, if only its owner may access the file.
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let (text, mode) = read(path)?;
-    if mode & 0o077 != 0 {
-        return Err(TlsError::Exposed { path: path.to_owned(), mode });
-    }
-    PrivateKeyDer::from_pem_slice(&text).map_err(|_| wrong(path, &"it holds no private key in PEM format"))
-}
-
-/// The content of a plain file, and its permission bits.
-fn read(path: &Path) -> Result<(Vec<u8>, u32), TlsError> {
-    // O_NONBLOCK, because opening a pipe in its place would block.
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
-    let file = opened.map_err(|error| wrong(path, &error))?;
-    let found = file.metadata().map_err(|error| wrong(path, &error))?;
-    if !found.is_file() {
-        return Err(wrong(path, &"it is no plain file"));
-    }
-    let mut content = Vec::new();
-    file.take(LIMIT).read_to_end(&mut content).map_err(|error| wrong(path, &error))?;
-    Ok((content, found.permissions().mode() & 0o7777))
-}
-
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, Issuer, KeyPair};
-    use rustls::ServerConfig;
-    use rustls::pki_types::ServerName;
+    use std::path::Path;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
     use rustls::server::WebPkiClientVerifier;
+    use rustls::{RootCertStore, ServerConfig};
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
-
-    fn named(name: &str) -> CertificateParams {
-        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params
-    }
-
-    fn root(name: &str) -> CertifiedIssuer<'static, KeyPair> {
-        let mut params = named(name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
-    }
-
-    /// A certificate and its key, in PEM format.
-    fn issued(by: &Issuer<'_, KeyPair>, name: &str) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        (named(name).signed_by(&key, by).unwrap().pem(), key.serialize_pem())
-    }
-
-    fn write(path: &Path, text: &str, mode: u32) {
-        std::fs::write(path, text).unwrap();
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-    }
+    use crate::pem::samples::{issued, root, write};
 
     /// Files of a device whose controller `ca` signs.
     fn files(folder: &Path, own: &(String, String), ca: &str) -> DatapathFiles {
