@@ -45,7 +45,11 @@ pub(super) fn datapath(mut section: Section<'_>, world: &World) -> Option<Datapa
         let allowed = insecure.and_then(|value| value.flag()).unwrap_or(false);
         if !allowed && !matches!(address.host, Host::Ip(host) if host.is_loopback()) {
             let reason = "with tcp: to another machine, whoever is on the way can steer this device's flows and see their destinations";
-            reader.refuse(&span, reason, "write \"ssl:HOST:PORT\" with certificate, key and ca; or insecure = true, in a network that you trust");
+            reader.refuse(
+                &span,
+                reason,
+                "write \"ssl:HOST:PORT\" with certificate, key and ca; or insecure = true, in a network that you trust",
+            );
         }
         None
     };

@@ -332,7 +332,10 @@ mod tests {
             files["key"] = json!(path);
             let edit = change(&settings, json!([{"op": "set", "path": ["datapath"], "value": files}]));
             let error = settings.preview(&edit, &world).unwrap_err();
-            assert!(error.cause == Cause::Invalid && format!("{error:?}").contains("are not the files of [datapath] in force"), "{error:?}");
+            assert!(
+                error.cause == Cause::Invalid && format!("{error:?}").contains("are not the files of [datapath] in force"),
+                "{error:?}"
+            );
         }
         // The file in force is not read again: it does not even exist.
         let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": known}]));

@@ -234,7 +234,8 @@ impl Agent {
                     done = done.and(self.release(now, core));
                 }
                 // The connection has answered what it rejected. This side sends no requests but echoes.
-                Some(Event::Rejected { .. } | Event::Reply { .. } | Event::Done { .. } | Event::Failed { .. } | Event::TimedOut { .. }) => {}
+                Some(Event::Rejected { .. } | Event::Reply { .. } | Event::Done { .. } | Event::Failed { .. } | Event::TimedOut { .. }) => {
+                }
             }
         }
         done
@@ -320,7 +321,10 @@ impl Agent {
         }
         for action in &packet.actions {
             match action {
-                Action::Output { port: PortNo::NORMAL | PortNo::FLOOD | PortNo::ALL | PortNo::TABLE | PortNo::IN_PORT | PortNo::LOCAL, .. } => {}
+                Action::Output {
+                    port: PortNo::NORMAL | PortNo::FLOOD | PortNo::ALL | PortNo::TABLE | PortNo::IN_PORT | PortNo::LOCAL,
+                    ..
+                } => {}
                 Action::Output { port, .. } if self.ports.name(*port).is_some() => {}
                 Action::Output { .. } => return Err(ErrorCode::BadActionBadOutPort),
                 Action::Group(_) => return Err(ErrorCode::BadActionBadOutGroup),

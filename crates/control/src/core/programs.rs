@@ -268,7 +268,9 @@ impl<S: Steering> Core<S> {
     /// `POST /v1/rules` without a rule: removes it.
     pub fn remove_rule(&mut self, now: Time, name: &str) -> Result<Accepted, RequestError> {
         if self.programs.place_of(name).is_some_and(|place| self.programs.controllers(place).is_some()) {
-            let detail = format!("{name} belongs to the {REMOTE_CONTROLLER}, which removes it: without [datapath] in the configuration there is none");
+            let detail = format!(
+                "{name} belongs to the {REMOTE_CONTROLLER}, which removes it: without [datapath] in the configuration there is none"
+            );
             return Err(RequestError::conflict("Not removed", detail));
         }
         check_name(name)?;

@@ -55,8 +55,7 @@ impl Conditions {
             // A rule without conditions would match nothing.
             (None, None) => vec![all4, all6],
         };
-        let matcher =
-            |net| AppMatcher { destination: Some(net), protocol: self.protocol, port: self.port, ..AppMatcher::default() };
+        let matcher = |net| AppMatcher { destination: Some(net), protocol: self.protocol, port: self.port, ..AppMatcher::default() };
         nets.into_iter().map(matcher).collect()
     }
 
@@ -193,7 +192,9 @@ mod tests {
         let (tcp, udp) = (of(&[ip(), proto(6)]), of(&[ip(), proto(17)]));
         let net = |length| of(&[ip(), Oxm::ipv4(Field::Ipv4Dst, [10, 0, 0, 0].into(), length)]);
         let ipv6 = of(&[Oxm::exact(Field::EthType, 0x86ddu16)]);
-        for (one, other, expected) in [(tcp, udp, false), (tcp, net(8), true), (net(8), net(24), true), (ipv6, tcp, false), (ipv6, of(&[]), true)] {
+        for (one, other, expected) in
+            [(tcp, udp, false), (tcp, net(8), true), (net(8), net(24), true), (ipv6, tcp, false), (ipv6, of(&[]), true)]
+        {
             assert_eq!((one.overlap(&other), other.overlap(&one)), (expected, expected), "{one:?} {other:?}");
         }
     }

@@ -227,7 +227,8 @@ fn entries_lead_new_flows_and_go_with_the_controller() {
     let (slot, led) = device.flow(443);
     assert_eq!(slot, 1);
     device.pass(POLL);
-    let explained = device.world.core.explain(device.world.now, &ExplainRequest { flow: Some(led.0), ..ExplainRequest::default() }).unwrap();
+    let explained =
+        device.world.core.explain(device.world.now, &ExplainRequest { flow: Some(led.0), ..ExplainRequest::default() }).unwrap();
     assert_eq!(explained.program_rule.as_deref(), Some("controller:1"));
     assert_eq!(explained.rule_text.as_deref(), Some("port = 443, protocol = \"tcp\", destination = \"0.0.0.0/0\""));
     let rules = device.world.core.program_rules(device.world.now);
@@ -342,7 +343,11 @@ fn a_full_table_refuses_entries_and_ten_thousand_changes_are_few_for_the_kernel(
     let (before, began) = (device.world.core.steering().changes(), device.world.now);
     for round in 0..1000u16 {
         for port in 0..10 {
-            let flow = if round % 2 == 0 { lead(1000 + port, LTE) } else { FlowMod { command: FlowCommand::DeleteStrict, ..lead(1000 + port, LTE) } };
+            let flow = if round % 2 == 0 {
+                lead(1000 + port, LTE)
+            } else {
+                FlowMod { command: FlowCommand::DeleteStrict, ..lead(1000 + port, LTE) }
+            };
             device.controller.request(device.world.now, Message::FlowMod(flow)).unwrap();
         }
         device.controller.request(device.world.now, Message::BarrierRequest).unwrap();
@@ -375,7 +380,10 @@ fn entries_end_with_their_time_or_without_traffic() {
     }
     assert_eq!(device.stats()[0].traffic.bytes, Some(ByteCount::new(5000)));
     let gone = removed(device.pass(SECOND * 2));
-    assert_eq!(gone.iter().map(|gone| (gone.reason, gone.bytes)).collect::<Vec<_>>(), [(RemovedReason::IdleTimeout, Some(ByteCount::new(5000)))]);
+    assert_eq!(
+        gone.iter().map(|gone| (gone.reason, gone.bytes)).collect::<Vec<_>>(),
+        [(RemovedReason::IdleTimeout, Some(ByteCount::new(5000)))]
+    );
     assert_eq!((device.rules(), device.world.used()), (0, vec!["wlan0".to_owned()]));
     // An entry without a time-out stays, and nobody asked about one that is deleted.
     device.add(lead(443, LTE));
@@ -526,7 +534,12 @@ fn damaged_messages_do_no_harm() {
         Message::BarrierRequest,
         Message::MultipartRequest(MultipartRequest::new(RequestBody::Flow(FlowQuery::default()))),
         Message::MultipartRequest(MultipartRequest { more: true, body: RequestBody::TableFeatures(Vec::new()) }),
-        Message::PacketOut(PacketOut { buffer: None, in_port: PortNo::LOCAL, actions: vec![Action::output(LTE)], data: Bytes::from_static(&[1; 60]) }),
+        Message::PacketOut(PacketOut {
+            buffer: None,
+            in_port: PortNo::LOCAL,
+            actions: vec![Action::output(LTE)],
+            data: Bytes::from_static(&[1; 60]),
+        }),
         Message::EchoRequest(Bytes::from_static(b"?")),
         Message::RoleRequest(RoleMessage { role: ControllerRole::Slave, generation: 1 }),
     ];

@@ -160,10 +160,7 @@ async fn carry(stream: impl Stream, arrivals: &mpsc::Sender<Arrival>) -> String 
 }
 
 /// The error of the one that fails first.
-async fn either(
-    one: impl Future<Output = io::Result<Infallible>>,
-    other: impl Future<Output = io::Result<Infallible>>,
-) -> io::Error {
+async fn either(one: impl Future<Output = io::Result<Infallible>>, other: impl Future<Output = io::Result<Infallible>>) -> io::Error {
     let Err(error) = tokio::select! {
         ended = one => ended,
         ended = other => ended,
