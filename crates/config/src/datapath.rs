@@ -23,6 +23,7 @@ pub(super) fn datapath(mut section: Section<'_>, world: &World) -> Option<Datapa
     section.finish();
     let files = [&certificate, &key, &ca];
     let (is_secure, address) = address?;
+    let allowed = insecure.as_ref().and_then(|value| value.flag()).unwrap_or(false);
     let tls = if is_secure {
         if let Some(value) = &insecure {
             value.reader.refuse(&value.span, "insecure has no effect beside an ssl: controller", "remove insecure");
@@ -42,7 +43,6 @@ pub(super) fn datapath(mut section: Section<'_>, world: &World) -> Option<Datapa
             let reason = format!("{} has no effect beside a tcp: controller", value.key);
             value.reader.refuse(&value.span, reason, "write \"ssl:HOST:PORT\", or remove certificate, key and ca");
         }
-        let allowed = insecure.and_then(|value| value.flag()).unwrap_or(false);
         if !allowed && !matches!(address.host, Host::Ip(host) if host.is_loopback()) {
             let reason = "with tcp: to another machine, whoever is on the way can steer this device's flows and see their destinations";
             reader.refuse(
@@ -55,7 +55,7 @@ pub(super) fn datapath(mut section: Section<'_>, world: &World) -> Option<Datapa
     };
     // A refused number is an error already.
     let id = id.map_or(Some(None), |id| id.map(Some))?;
-    Some(DatapathSettings { controller: address, tls, id })
+    Some(DatapathSettings { controller: address, tls, insecure: allowed, id })
 }
 
 /// Whether the connection uses TLS, and the address.

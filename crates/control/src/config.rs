@@ -76,6 +76,8 @@ pub struct DatapathSettings {
     pub controller: Address,
     /// Files for TLS; `None`: the connection is neither authenticated nor encrypted.
     pub tls: Option<DatapathFiles>,
+    /// Without TLS, whether it may be on another machine, or a program of any user on this one.
+    pub insecure: bool,
     /// The number by which it knows this device; `None`: one that the hardware address of the first link determines.
     pub id: Option<DatapathId>,
 }

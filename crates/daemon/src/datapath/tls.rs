@@ -83,7 +83,8 @@ mod tests {
         };
         assert_eq!(with(&|_| {}), None);
         let stranger = issued(&root("c"), "stranger").1;
-        let cases: [(&str, &dyn Fn(&DatapathFiles)); 6] = [
+        type Change<'a> = &'a dyn Fn(&DatapathFiles);
+        let cases: [(&str, Change<'_>); 6] = [
             ("chmod 600", &|files| write(&files.key, &own.1, 0o640)),
             ("holds no private key", &|files| write(&files.key, &own.0, 0o600)),
             ("cert.pem", &|files| write(&files.key, &stranger, 0o600)),
