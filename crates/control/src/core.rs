@@ -63,7 +63,7 @@ pub use bonds::{BondPolicy, Exit, PathEvent};
 pub use clients::Lease;
 use context::Context;
 pub use context::MAX_FACTS;
-pub use datapath::{ControllerRule, FlowNote, LinkPort, MAX_CONTROLLER_RULES, REMOTE_CONTROLLER, RuleId};
+pub use datapath::{ControllerJudge, ControllerRule, FlowNote, LinkPort, MAX_CONTROLLER_RULES, REMOTE_CONTROLLER, RuleId};
 pub use detect::{Question, ServerEvent, UNREAD};
 pub use energy_service::ProfileQuestion;
 use energy_service::ServiceState;

@@ -34,7 +34,7 @@ use braid_openflow::port::QueueConfig;
 use braid_openflow::switch::{Features, RoleMessage, SwitchConfig};
 use braid_openflow::{CloseReason, Config, Connection, ErrorCode, Event, Message, PartLimits, Roles, SendError, Side, Version};
 
-use crate::core::{Core, FlowNote};
+use crate::core::{ControllerJudge, Core, FlowNote};
 use crate::steering::{Steering, SteeringError};
 use ports::Ports;
 use table::{Bounds, FlowTable, TABLE};
@@ -49,6 +49,8 @@ const PACE: Duration = Duration::from_millis(10);
 const UNKNOWN: DatapathId = DatapathId(1);
 /// Most bytes that wait for a controller that does not read.
 const MAX_QUEUED: ByteCount = ByteCount::new(1 << 20);
+/// Most barriers that are answered together.
+const MAX_BARRIERS: usize = 1024;
 /// No request in several parts is answered with more than an error.
 const PARTS: PartLimits = PartLimits { bytes: ByteCount::new(256 << 10), sequences: 2 };
 
@@ -75,8 +77,12 @@ pub struct Agent {
     is_changed: bool,
     /// When it may be put in force again.
     next: Time,
-    /// A barrier that waits for that. What came after it waits in the connection.
-    barrier: Option<Xid>,
+    /// Barriers that wait for that.
+    barriers: Vec<Xid>,
+    /// A message behind them whose answer has to follow theirs. What came after it waits in the connection.
+    postponed: Option<(Xid, Box<Message>)>,
+    /// The policy, for the flow-mods that are handled together.
+    judge: Option<ControllerJudge>,
 }
 
 impl Agent {
@@ -94,7 +100,9 @@ impl Agent {
             table: FlowTable::default(),
             is_changed: false,
             next: Time::ZERO,
-            barrier: None,
+            barriers: Vec::new(),
+            postponed: None,
+            judge: None,
         }
     }
 
@@ -156,7 +164,7 @@ impl Agent {
 
     /// Whether it handles more of what the controller sends. If not, it does so when [`poll_timeout`](Self::poll_timeout) is due.
     pub fn takes_input(&self) -> bool {
-        self.barrier.is_none()
+        self.postponed.is_none() && self.barriers.len() < MAX_BARRIERS
     }
 
     /// Moves all bytes that wait to the end of `out`. `false` if there are none.
@@ -202,33 +210,37 @@ impl Agent {
 
     /// Takes the table back.
     fn release<S: Steering>(&mut self, now: Time, core: &mut Core<S>) -> Result<(), SteeringError> {
-        (self.in_control, self.is_changed, self.barrier) = (false, false, None);
+        (self.in_control, self.is_changed, self.postponed) = (false, false, None);
+        self.barriers.clear();
         self.table.clear();
         self.roles.remove(());
         core.watch_flows(false);
         core.set_controller_rules(now, Vec::new())
     }
 
-    /// Puts the table in force if it has changed, and answers the barrier that waits for that.
+    /// Puts the table in force if it has changed, and answers the barriers that wait for that.
     fn apply<S: Steering>(&mut self, now: Time, core: &mut Core<S>) -> Result<(), SteeringError> {
         let mut applied = Ok(());
         if std::mem::take(&mut self.is_changed) {
             self.next = now + PACE;
             applied = core.set_controller_rules(now, self.table.rules(&self.ports));
         }
-        if let Some(xid) = self.barrier.take() {
-            self.respond(xid, Message::BarrierReply);
-        }
+        std::mem::take(&mut self.barriers).into_iter().for_each(|xid| self.respond(xid, Message::BarrierReply));
         applied
     }
 
     fn handle_events<S: Steering>(&mut self, now: Time, core: &mut Core<S>) -> Result<(), SteeringError> {
         let mut done = Ok(());
-        while self.barrier.is_none() {
+        self.judge = None;
+        while self.takes_input() || self.barriers.is_empty() {
+            if let Some((xid, message)) = self.postponed.take() {
+                done = done.and(self.handle(now, core, xid, message));
+                continue;
+            }
             match self.connection.as_mut().and_then(Connection::poll_event) {
                 None => break,
                 Some(Event::Ready { .. }) => self.hand_over(now, core),
-                Some(Event::Message { xid, message }) => done = done.and(self.handle(now, core, xid, *message)),
+                Some(Event::Message { xid, message }) => done = done.and(self.handle(now, core, xid, message)),
                 Some(Event::Closed { reason, .. }) => {
                     self.ended = Some(reason);
                     done = done.and(self.release(now, core));
@@ -238,15 +250,31 @@ impl Agent {
                 }
             }
         }
+        self.judge = None;
         done
     }
 
     /// Handles a message. An error is that of the kernel.
-    fn handle<S: Steering>(&mut self, now: Time, core: &mut Core<S>, xid: Xid, message: Message) -> Result<(), SteeringError> {
-        if let Message::BarrierRequest = message {
-            self.barrier = Some(xid);
-            let waits = self.is_changed && self.next > now;
-            return if waits { Ok(()) } else { self.apply(now, core) };
+    fn handle<S: Steering>(&mut self, now: Time, core: &mut Core<S>, xid: Xid, message: Box<Message>) -> Result<(), SteeringError> {
+        let waits = !self.barriers.is_empty();
+        match *message {
+            Message::BarrierRequest => {
+                self.barriers.push(xid);
+                let is_due = !self.is_changed || self.next <= now;
+                return if is_due { self.apply(now, core) } else { Ok(()) };
+            }
+            // Flow-mods behind a barrier come in force with those before it, all at once. So many barriers cost no more time than one.
+            Message::FlowMod(ref flow) if waits => {
+                if self.flow_mod(now, core, flow).is_err() {
+                    self.postponed = Some((xid, message));
+                }
+                return Ok(());
+            }
+            _ if waits => {
+                self.postponed = Some((xid, message));
+                return Ok(());
+            }
+            _ => {}
         }
         if let Err(code) = self.answer(now, core, xid, &message)
             && let Some(connection) = &mut self.connection
@@ -306,9 +334,11 @@ impl Agent {
     }
 
     fn flow_mod<S: Steering>(&mut self, now: Time, core: &Core<S>, flow: &FlowMod) -> Result<(), ErrorCode> {
-        let objection = |rule: &AppRule| core.controller_objection(now, rule);
-        let bounds = Bounds { ports: &self.ports, room: core.controller_room(), objection: &objection };
-        let removed = self.table.change(now, flow, &bounds)?;
+        let judge = self.judge.take().unwrap_or_else(|| core.controller_judge(now));
+        let objection = |rule: &AppRule| judge.objection(rule);
+        let removed = self.table.change(now, flow, &Bounds { ports: &self.ports, room: core.controller_room(), objection: &objection });
+        self.judge = Some(judge);
+        let removed = removed?;
         self.is_changed = true;
         removed.into_iter().for_each(|removed| self.notify(Message::FlowRemoved(removed)));
         Ok(())

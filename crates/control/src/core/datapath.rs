@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use braid_decide::policy::{AppRule, MAX_RULES, Objection};
-use braid_model::{ByteCount, Direction, Family, LinkIndex, Mac, Protocol, Rate, Role, Time, Traffic};
+use braid_decide::policy::{AppRule, MAX_RULES, Objection, Policy};
+use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkIndex, Mac, Protocol, Rate, Role, Time, Traffic};
 
 use super::{Core, living, rules};
 use crate::steering::{FlowRow, Steering, SteeringError};
@@ -44,6 +44,21 @@ pub struct ControllerRule {
     pub id: RuleId,
     /// The rule.
     pub rule: AppRule,
+}
+
+/// The user's policy at one moment, for rules of the remote controller.
+#[derive(Debug, Clone)]
+pub struct ControllerJudge {
+    policy: Policy,
+    /// The links with the role backup.
+    backups: Vec<LinkFacts>,
+}
+
+impl ControllerJudge {
+    /// Why the policy forbids a rule.
+    pub fn objection(&self, rule: &AppRule) -> Option<Objection> {
+        self.policy.objection(rule, 0, &self.backups.iter().collect::<Vec<_>>())
+    }
 }
 
 /// A link that the remote controller may choose.
@@ -115,9 +130,9 @@ impl<S: Steering> Core<S> {
         MAX_RULES.saturating_sub(others).min(MAX_CONTROLLER_RULES)
     }
 
-    /// Why the user's policy forbids a rule of the remote controller.
-    pub fn controller_objection(&self, now: Time, rule: &AppRule) -> Option<Objection> {
-        self.in_force_without_programs(now).objection(rule, 0, &self.backups())
+    /// What judges rules of the remote controller by the present policy.
+    pub fn controller_judge(&self, now: Time) -> ControllerJudge {
+        ControllerJudge { policy: self.in_force_without_programs(now), backups: self.backups().into_iter().cloned().collect() }
     }
 
     /// The links that the remote controller may choose, in the order of their devices' indexes.

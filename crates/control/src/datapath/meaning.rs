@@ -84,8 +84,10 @@ fn net(address: IpAddr, mask: Option<u128>, bits: u32) -> Result<IpNet, ErrorCod
     let mask = mask.map_or(u128::MAX, |mask| mask << (128 - bits));
     let length = mask.leading_ones();
     let is_prefix = mask == u128::MAX || mask.count_ones() == length;
-    let net = IpNet::new(address, length.min(bits) as u8).ok().filter(|_| is_prefix);
-    net.map(|net| net.trunc()).ok_or(ErrorCode::BadMatchBadNwAddrMask)
+    let net = IpNet::new(address, length.min(bits) as u8).ok().filter(|_| is_prefix).ok_or(ErrorCode::BadMatchBadNwAddrMask)?.trunc();
+    // The kernel's rules hold addresses of IPv4 in this form. No packet has them.
+    let is_mapped = matches!(net, IpNet::V6(net) if net.prefix_len() >= 96 && net.addr().to_ipv4_mapped().is_some());
+    if is_mapped { Err(ErrorCode::BadMatchBadValue) } else { Ok(net) }
 }
 
 /// What becomes of the flows of an entry.
@@ -102,16 +104,11 @@ pub(super) enum Target {
 impl Target {
     /// What the instructions mean. `has`: whether there is a link with this number.
     pub(super) fn of(instructions: &[Instruction], has: impl Fn(PortNo) -> bool) -> Result<Self, ErrorCode> {
-        let mut actions: &[Action] = &[];
-        for instruction in instructions {
-            match instruction {
-                Instruction::ApplyActions(some) | Instruction::WriteActions(some) if actions.is_empty() => actions = some,
-                Instruction::ApplyActions(_) | Instruction::WriteActions(_) => return Err(ErrorCode::BadActionTooMany),
-                Instruction::GotoTable(_) => return Err(ErrorCode::BadInstructionBadTableId),
-                Instruction::WriteMetadata { .. } => return Err(ErrorCode::BadInstructionUnsupMetadata),
-                Instruction::Experimenter { .. } => return Err(ErrorCode::BadInstructionBadExperimenter),
-                Instruction::ClearActions | Instruction::Meter(_) => return Err(ErrorCode::BadInstructionUnsupInst),
-            }
+        let mut lists = instructions.iter().map(actions);
+        let actions = lists.next().unwrap_or(Ok(&[]))?;
+        // One action needs one instruction. More would be kept, and could be thousands.
+        if let Some(other) = lists.next() {
+            return Err(other.err().unwrap_or(ErrorCode::BadActionTooMany));
         }
         match actions {
             // Only the user lets flows fail.
@@ -135,6 +132,16 @@ impl Target {
             Self::Policy => PortNo::NORMAL,
             Self::Controller => PortNo::CONTROLLER,
         }
+    }
+}
+
+fn actions(instruction: &Instruction) -> Result<&[Action], ErrorCode> {
+    match instruction {
+        Instruction::ApplyActions(actions) | Instruction::WriteActions(actions) => Ok(actions),
+        Instruction::GotoTable(_) => Err(ErrorCode::BadInstructionBadTableId),
+        Instruction::WriteMetadata { .. } => Err(ErrorCode::BadInstructionUnsupMetadata),
+        Instruction::Experimenter { .. } => Err(ErrorCode::BadInstructionBadExperimenter),
+        Instruction::ClearActions | Instruction::Meter(_) => Err(ErrorCode::BadInstructionUnsupInst),
     }
 }
 
@@ -180,6 +187,7 @@ mod tests {
             (vec![ip(), proto(6), Oxm::exact(Field::TcpSrc, 1u16)], ErrorCode::BadMatchBadField),
             (vec![ip(), Oxm::masked(Field::Ipv4Dst, 1u32, 0xff00_00ffu32)], ErrorCode::BadMatchBadNwAddrMask),
             (vec![ip(), Oxm::exact(Field::TcpDst, 443u16)], ErrorCode::BadMatchBadPrereq),
+            (vec![ipv6(), Oxm::ipv6(Field::Ipv6Dst, "::ffff:192.0.2.9".parse().unwrap(), 128)], ErrorCode::BadMatchBadValue),
             (vec![Oxm::Other { class: 1, field: 1, masked: false, body: bytes::Bytes::new() }], ErrorCode::BadMatchBadField),
         ] {
             assert_eq!(Conditions::of(&Match { fields: fields.clone() }), Err(expected), "{fields:?}");
@@ -215,6 +223,7 @@ mod tests {
             (apply(&[output(PortNo::FLOOD)]), Err(ErrorCode::BadActionBadOutPort)),
             (apply(&[output(link), output(PortNo::CONTROLLER)]), Err(ErrorCode::BadActionTooMany)),
             (apply(&[Action::DecNwTtl, output(link)]), Err(ErrorCode::BadActionBadType)),
+            (vec![Instruction::ApplyActions(vec![]), Instruction::WriteActions(vec![output(link)])], Err(ErrorCode::BadActionTooMany)),
             (vec![Instruction::GotoTable(TableId(1))], Err(ErrorCode::BadInstructionBadTableId)),
             (vec![Instruction::Meter(MeterId(1))], Err(ErrorCode::BadInstructionUnsupInst)),
         ] {

@@ -367,6 +367,33 @@ fn a_full_table_refuses_entries_and_ten_thousand_changes_are_few_for_the_kernel(
 }
 
 #[test]
+fn a_thousand_barriers_take_no_longer_than_one_and_answers_keep_their_order() {
+    let mut device = Handed::new();
+    device.add(lead(80, LTE));
+    let (before, now) = (device.world.core.steering().changes(), device.world.now);
+    let bad = FlowMod { matching: Match::new([Oxm::exact(Field::EthDst, 2u8)]), ..lead(80, WLAN) };
+    let mut expected = Vec::new();
+    for round in 0..1000u16 {
+        let link = if round % 2 == 0 { LTE } else { WLAN };
+        device.controller.request(now, Message::FlowMod(lead(1000 + round % 9, link))).unwrap();
+        expected.push((device.controller.request(now, Message::BarrierRequest).unwrap(), false));
+    }
+    expected.push((device.controller.request(now, Message::FlowMod(bad)).unwrap(), true));
+    device.controller.request(now, Message::FlowMod(lead(443, LTE))).unwrap();
+    expected.push((device.controller.request(now, Message::BarrierRequest).unwrap(), false));
+    let events = device.pass(SOON);
+    let answer = |event: &Event| match event {
+        Event::Reply { xid, .. } => Some((*xid, false)),
+        Event::Failed { xid, .. } => Some((*xid, true)),
+        _ => None,
+    };
+    assert_eq!(events.iter().filter_map(answer).collect::<Vec<_>>(), expected);
+    let changes = device.world.core.steering().changes() - before;
+    assert!(changes <= 20, "{changes}");
+    assert_eq!(device.world.used(), ["lte0"]);
+}
+
+#[test]
 fn entries_end_with_their_time_or_without_traffic() {
     let mut device = Handed::new();
     device.add(FlowMod { hard_timeout: Seconds(1), flags: FlowFlags::SEND_FLOW_REM, cookie: Cookie(3), ..lead(80, LTE) });
