@@ -26,6 +26,7 @@ mod daemon_start;
 mod daemon_traffic;
 mod daemon_tunnel;
 mod datapath;
+mod datapath_hostile;
 mod gateway;
 mod gateway_bad_days;
 mod gateway_bonded;
