@@ -28,7 +28,7 @@ help:
 	@echo "make test-containers  tests Braid beside Podman, Docker, ufw and firewalld in Debian 12, in QEMU (RUNS=\"podman ufw\"); needs root, downloads from Debian"
 	@echo "make test-arm64  cross-builds Braid for arm64 and tests it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
 	@echo "make test-mesh  six hosts with three lossy radios each that move, and babeld on their ad-hoc devices; needs root"
-	@echo "make test-outsourced  hands the device to os-ken's sample controllers, and takes it back by their death; needs root, installs os-ken from PyPI"
+	@echo "make test-outsourced  hands the device to a controller on os-ken, and takes it back by its death; needs root, installs os-ken from PyPI"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make program    builds Braid, and installs only what the build needs"
 	@echo "make install    installs the built program to $(PREFIX) (DESTDIR and PREFIX can be set)"
@@ -114,7 +114,7 @@ test-mesh: deps
 test-outsourced: deps
 	$(CARGO) build --locked -p braid -p braid-lab
 	python3 -m venv $(TARGET)/os-ken && $(TARGET)/os-ken/bin/pip install --quiet os-ken==4.2.2
-	OSKEN=$(abspath $(TARGET))/os-ken/bin/osken-manager $(CARGO) test --locked -p braid -p braid-lab --test lab datapath::os_ken -- --ignored --nocapture
+	OSKEN=$(abspath $(TARGET))/os-ken/bin/python $(CARGO) test --locked -p braid -p braid-lab --test lab datapath::os_ken -- --ignored --nocapture
 
 book: program
 	docs/book/build $(TARGET)/release/braid $(TARGET)/book

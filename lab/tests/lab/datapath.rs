@@ -1,11 +1,11 @@
 //! The device is handed to a remote controller, and taken back by its death (Yap's thesis, 2.3): real flows, the real daemon, and a controller over TLS.
 
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Lines, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -297,15 +297,17 @@ fn the_device_is_handed_to_a_controller_and_taken_back_by_its_death() {
     println!("local control after a silence of {took:?}");
 }
 
-/// os-ken's manager with its sample applications, in the client's namespace.
+/// A controller on os-ken, in the client's namespace.
 struct OsKen(Child);
 
 impl OsKen {
-    fn start(lab: &Lab, manager: &Path) -> Self {
-        let mut command = lab.client().command(manager).unwrap();
-        command.args(["--ofp-tcp-listen-port", &OPENFLOW.to_string(), "--wsapi-host", "127.0.0.1", "--wsapi-port", "8080"]);
-        command.args(["os_ken.app.simple_switch_13", "os_ken.app.ofctl_rest"]);
-        Self(command.stdin(Stdio::null()).spawn().unwrap())
+    /// It leads TCP connections to host 11 over this link.
+    fn start(lab: &Lab, python: &Path, link: usize) -> (Self, Lines<BufReader<ChildStdout>>) {
+        let mut command = lab.client().command(python).unwrap();
+        command.args(["-c", include_str!("support/os_ken_app.py"), lab.links()[link].name(), &Lab::internet(11).to_string()]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap()).lines();
+        (Self(child), said)
     }
 }
 
@@ -316,50 +318,28 @@ impl Drop for OsKen {
     }
 }
 
-/// A request to `ofctl_rest`.
-fn ofctl(lab: &Lab, path: &str, body: Option<&Value>) -> Option<Value> {
-    let mut command = lab.client().command("curl").unwrap();
-    command.args(["--silent", "--max-time", "5"]);
-    if let Some(body) = body {
-        command.args(["--data", &body.to_string()]);
-    }
-    let output = command.arg(format!("http://127.0.0.1:8080/stats/{path}")).output().unwrap();
-    if body.is_some() {
-        return output.status.success().then_some(Value::Null);
-    }
-    serde_json::from_slice(&output.stdout).ok()
-}
-
-/// `make test-outsourced` installs os-ken, and names its manager in OSKEN.
+/// `make test-outsourced` installs os-ken, and names the Python that has it in OSKEN.
 #[test]
 #[ignore = "needs os-ken: make test-outsourced"]
 fn os_ken_gets_the_device_and_loses_it_by_its_death() {
-    let manager = PathBuf::from(std::env::var_os("OSKEN").expect("OSKEN names osken-manager"));
+    let python = PathBuf::from(std::env::var_os("OSKEN").expect("OSKEN names a Python that has os-ken"));
     let lab = lab(2);
-    let to = remote(11, PORT);
-    let sink = lab.server().run(|| TcpListener::bind(to).unwrap()).unwrap();
+    let (to, other) = (remote(11, PORT), remote(12, PORT));
+    let [sink, _other_sink] = [to, other].map(|to| lab.server().run(|| TcpListener::bind(to).unwrap()).unwrap());
     let config = format!("scheduler = \"only-one\"\n[datapath]\ncontroller = \"tcp:127.0.0.1:{OPENFLOW}\"\nid = \"0000000000000002\"\n");
     let up = Up::start(&lab, &config);
     let usual = chosen(&lab, to).unwrap();
     let link = 1 - usual;
-    let os_ken = OsKen::start(&lab, &manager);
-    eventually("os-ken has the device", || ofctl(&lab, "switches", None) == Some(serde_json::json!([2])));
-    // Its learning switch asks for packet-ins, and lets the flows of these go.
-    eventually("the entry for misses", || ofctl(&lab, "flow/2", None).is_some_and(|flows| flows["2"][0]["priority"] == 0));
-    let ports = ofctl(&lab, "portdesc/2", None).unwrap()["2"].clone();
-    let name = lab.links()[link].name();
-    let port = ports.as_array().unwrap().iter().find(|port| port["name"] == name).unwrap()["port_no"].clone();
-    let entry = serde_json::json!({
-        "dpid": 2, "priority": 100, "match": {"eth_type": 2048, "ip_proto": 6, "ipv4_dst": Lab::internet(11).to_string()},
-        "actions": [{"type": "OUTPUT", "port": port}],
-    });
-    ofctl(&lab, "flowentry/add", Some(&entry)).unwrap();
-    eventually("the entry leads flows", || chosen(&lab, to).unwrap() == link);
+    let (os_ken, mut said) = OsKen::start(&lab, &python, link);
+    assert_eq!(said.next().unwrap().unwrap(), "leads 2");
     let (mut stream, led) = open(&lab, to);
-    assert_eq!(led, link);
+    assert_eq!((led, chosen(&lab, other).unwrap()), (link, usual));
+    // Its learning switch is shown the flows that the entry does not match, and lets them go.
+    assert_eq!(said.next().unwrap().unwrap(), "shown");
     drop(os_ken);
     let took = within(BACK, "the local policy decides", || chosen(&lab, to).unwrap() == usual);
     println!("local control after {took:?}");
     check_alive(&mut stream, &sink);
     assert_eq!(up.api("GET /v1/rules", &Value::Null).1["rules"], serde_json::json!([]));
+    assert!(!said.any(|line| line.unwrap().starts_with("refused")));
 }
