@@ -144,6 +144,14 @@ impl World {
         }
     }
 
+    /// A switch sends these bytes to the controller, whatever they are.
+    pub(crate) fn forge(&mut self, datapath: u64, bytes: Vec<u8>) {
+        if let Some(connection) = self.connections.get(&datapath).copied() {
+            let at = self.arrival(connection, true);
+            self.push(at, Item::ToController(datapath, connection, bytes));
+        }
+    }
+
     /// Kills the controller and starts another one, to which all switches connect.
     pub(crate) fn replace_controller(&mut self, config: Config) {
         self.controller = Controller::new(config, self.now);
@@ -450,7 +458,8 @@ impl World {
         }
     }
 
-    fn frame(&mut self, place: Place, frame: &Bytes) {
+    /// A frame arrives at a port of a switch.
+    pub(crate) fn frame(&mut self, place: Place, frame: &Bytes) {
         if ethertype(frame) != 0x88cc {
             let visits = self.crossed.entry((number(frame), Place::new(place.datapath.0, place.port.0 + 1000))).or_default();
             *visits += 1;
