@@ -169,7 +169,6 @@ impl Roamer {
     /// The device does not come up within a minute.
     pub fn join(&self, braid: &Path, key: Option<&str>) -> Result<Joined> {
         let log = self.directory.join("join.log");
-        let file = fs::File::options().create(true).append(true).open(&log)?;
         let mut command = self.namespace.command(braid)?;
         command.args(["net", "join", "--controller", &CLIENTS_AT.to_string(), "--name", "net0"]);
         command.args(key.iter().flat_map(|key| ["--controller-key", key]));
@@ -177,7 +176,37 @@ impl Roamer {
             command.args(["--radio", &format!("wlan{radio}")]);
         }
         command.arg("--supplicant").arg(self.directory.join("wpa")).arg("--state-dir").arg(self.directory.join("state"));
-        command.arg("--socket").arg(self.directory.join("join.sock"));
+        command.arg("--socket").arg(self.socket());
+        self.joined(command, log)
+    }
+
+    /// Joins the network as [`Self::join`], by the daemon.
+    ///
+    /// # Errors
+    /// The device does not come up within a minute.
+    pub fn join_by_daemon(&self, braid: &Path) -> Result<Joined> {
+        let (log, config) = (self.directory.join("daemon.log"), self.directory.join("braid.toml"));
+        let radios: Vec<String> = (0..self.radios.len()).map(|radio| format!("\"wlan{radio}\"")).collect();
+        let supplicants = self.directory.join("wpa");
+        let text = format!(
+            "[network]\nradios = [{}]\ncontroller = \"{CLIENTS_AT}\"\nsupplicants = \"{}\"\n[[link]]\nname = \"net0\"\n",
+            radios.join(", "),
+            supplicants.display()
+        );
+        fs::write(&config, text)?;
+        let mut command = self.namespace.command(braid)?;
+        command.arg("daemon").arg("--config").arg(config).arg("--state-dir").arg(self.directory.join("state"));
+        command.arg("--socket").arg(self.socket());
+        self.joined(command, log)
+    }
+
+    /// Socket of the process that has joined.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("join.sock")
+    }
+
+    fn joined(&self, mut command: Command, log: PathBuf) -> Result<Joined> {
+        let file = fs::File::options().create(true).append(true).open(&log)?;
         let process = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?;
         let joined = Joined { process, log };
         eventually("the device is up", || {

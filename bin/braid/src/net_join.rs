@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 
 use braid_api::{AdhocChange, AdhocUp};
+use braid_control::adhoc::AdhocSettings;
+use braid_control::config::NetworkSettings;
 use braid_daemon::joined::{self, JoinOptions, client_key};
 
 use crate::cli::{Device, Identity, NetJoin};
@@ -20,15 +22,16 @@ pub(crate) fn join(join: NetJoin, verbose: u8) -> anyhow::Result<()> {
     }
     let (radios, accesses) = join.radios.into_iter().unzip();
     let settings = AdhocChange { add: radios, ..AdhocChange::default() };
-    let device = Device { name: join.name.clone(), socket: join.socket };
-    let options = JoinOptions {
-        up: AdhocUp { name: Some(join.name), mac: join.mac, settings },
+    let up = AdhocUp { name: Some(join.name.clone()), mac: join.mac, settings };
+    let network = NetworkSettings {
+        device: AdhocSettings::of(&up).map_err(|error| anyhow::anyhow!("{}", error.detail))?,
         accesses,
         controller: join.controller,
         controller_key: join.controller_key,
-        state_dir: join.identity.state_dir,
-        supplicants: join.supplicant,
+        supplicants: Some(join.supplicant),
     };
+    let device = Device { name: join.name, socket: join.socket };
+    let options = JoinOptions { network, state_dir: join.identity.state_dir };
     joined::run(options, &device.own_socket(), |name| {
         let _ = writeln!(io::stdout(), "{name} is up until this process ends (Ctrl-C, or `braid adhoc down --name {name}`)");
     })

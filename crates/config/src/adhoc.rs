@@ -50,16 +50,11 @@ pub(super) fn adhoc(mut section: Section<'_>) -> Option<AdhocSettings> {
 
 /// The file with the group's key. It is read when the device is made: a check of the configuration may run as a user who must not read it.
 fn key_file(value: Value<'_>) -> Option<PathBuf> {
-    let path = PathBuf::from(value.text()?);
-    if path.is_absolute() {
-        return Some(path);
-    }
-    let remedy = "write a whole path such as \"/etc/braid/adhoc.key\"; `sudo braid adhoc key FILE` makes such a file".to_owned();
-    value.refuse(format!("{} does not begin with \"/\"", path.display()), remedy)
+    value.whole_path("\"/etc/braid/adhoc.key\"; `sudo braid adhoc key FILE` makes such a file")
 }
 
 /// Reads a table with a value for each radio.
-fn each(value: Option<Value<'_>>, what: &'static str, mut take: impl FnMut(String, Value<'_>)) {
+pub(super) fn each(value: Option<Value<'_>>, what: &'static str, mut take: impl FnMut(String, Value<'_>)) {
     if let Some(section) = value.and_then(|value| value.section(what)) {
         section.rest().for_each(|(radio, value)| take(radio.to_owned(), value));
     }

@@ -167,21 +167,12 @@ fn manager(value: &Value<'_>) -> Option<String> {
 }
 
 fn tls(mut section: Section<'_>) -> Option<TlsFiles> {
-    let mut path = |key, remedy| section.need(key, remedy).and_then(|value| whole_path(&value));
+    let mut path = |key, remedy| section.need(key, remedy).and_then(|value| value.whole_path("\"/etc/braid/net-key.pem\""));
     let certificate = path("certificate", "write certificate = \"/etc/braid/net-cert.pem\": the controller's certificate");
     let key = path("key", "write key = \"/etc/braid/net-key.pem\": the private key of the certificate");
     let ca = path("ca", "write ca = \"/etc/braid/switch-ca.pem\": the certificate that signs those of the switches");
     section.finish();
     Some(TlsFiles { certificate: certificate?, key: key?, ca: ca? })
-}
-
-fn whole_path(value: &Value<'_>) -> Option<PathBuf> {
-    let path = PathBuf::from(value.text()?);
-    if path.is_absolute() {
-        return Some(path);
-    }
-    let remedy = "write a whole path such as \"/etc/braid/net-key.pem\"";
-    value.refuse(format!("{} = {path:?} does not begin with \"/\"", value.key), remedy.into())
 }
 
 fn clients_listen(mut section: Section<'_>) -> Vec<SocketAddr> {

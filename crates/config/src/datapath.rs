@@ -74,12 +74,7 @@ fn address(value: &Value<'_>) -> Option<(bool, Address)> {
 
 /// A file. It is read when the daemon connects: a check of the configuration may run as a user who must not read it.
 fn path(value: &Value<'_>) -> Option<PathBuf> {
-    let path = PathBuf::from(value.text()?);
-    if path.is_absolute() {
-        return Some(path);
-    }
-    let remedy = format!("write a whole path such as \"/etc/braid/datapath-{}.pem\"", value.key);
-    value.refuse(format!("{} does not begin with \"/\"", path.display()), remedy)
+    value.whole_path(&format!("\"/etc/braid/datapath-{}.pem\"", value.key))
 }
 
 /// Sixteen hexadecimal digits, as Open vSwitch writes them.

@@ -15,6 +15,7 @@ mod gateway;
 mod late;
 mod links;
 mod named_file;
+mod network;
 pub mod profiles;
 mod reader;
 pub mod settings;
@@ -163,6 +164,14 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     config.adhoc = section.take("adhoc").and_then(|value| value.section("[adhoc]")).and_then(adhoc::adhoc);
     let datapath = section.take("datapath").and_then(|value| value.section("[datapath]"));
     config.datapath = datapath.and_then(|section| datapath::datapath(section, world));
+    if let Some(value) = section.take("network") {
+        config.network = value.section("[network]").and_then(network::network);
+        if config.adhoc.is_some() {
+            let remedy =
+                "take one of them out; a second device is made by `braid net join` or `braid adhoc up --socket`, in a process of its own";
+            value.reader.refuse(&value.span, "[network] and [adhoc] are both there, and the daemon has one such device", remedy);
+        }
+    }
     section.finish();
     config
 }

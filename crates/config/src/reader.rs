@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -253,6 +254,15 @@ impl<'a> Value<'a> {
     pub(super) fn parsed<T: FromStr>(&self, wanted: &str) -> Option<T> {
         let text = self.text()?;
         text.parse().ok().or_else(|| self.refuse(format!("{text:?} is not {wanted}"), format!("write {wanted}")))
+    }
+
+    /// A path that begins at the root: the daemon's working directory is not the user's.
+    pub(super) fn whole_path(&self, example: &str) -> Option<PathBuf> {
+        let path = PathBuf::from(self.text()?);
+        if path.is_absolute() {
+            return Some(path);
+        }
+        self.refuse(format!("{} does not begin with \"/\"", path.display()), format!("write a whole path such as {example}"))
     }
 
     fn warn_renamed(&self, before: &str, now: &str) {

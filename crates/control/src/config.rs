@@ -4,7 +4,7 @@ mod findings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use braid_api::{DetectionView, MeasurementView};
 use braid_decide::detection::{PUBLIC_PREFIXES, is_private, is_public};
 use braid_decide::energy::Profiles;
 use braid_decide::policy::{MeasureServer, Policy, ProbeMode, ProbeTarget};
-use braid_model::ByteCount;
 use braid_model::address::{Address, HostName};
 use braid_model::key::PublicKey;
+use braid_model::{ByteCount, Mac};
 use braid_openflow::ids::DatapathId;
 use ipnet::IpNet;
 
@@ -56,8 +56,28 @@ pub struct Config {
     pub adhoc: Option<AdhocSettings>,
     /// The controller that has this device's flow table; `None`: none.
     pub datapath: Option<DatapathSettings>,
+    /// The network with a controller that this host joins; `None`: none. The device is an ad-hoc device, and there is one at most.
+    pub network: Option<NetworkSettings>,
     /// Warnings about the file.
     pub warnings: Vec<Finding>,
+}
+
+/// Default name of the device by which a host joins a network with a controller.
+pub const NETWORK_DEVICE: &str = "net0";
+
+/// A network with a controller, and the device by which this host joins it (thesis chapter 5).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkSettings {
+    /// The device and its radios.
+    pub device: AdhocSettings,
+    /// The access points of radios that are at one always, such as cables, in the order of the radios.
+    pub accesses: Vec<Option<Mac>>,
+    /// Where the controller takes clients.
+    pub controller: SocketAddr,
+    /// Its key; `None`: any.
+    pub controller_key: Option<PublicKey>,
+    /// Directory with the sockets of wpa_supplicant; `None`: the usual one.
+    pub supplicants: Option<PathBuf>,
 }
 
 /// A service of energy profiles.
@@ -164,6 +184,7 @@ impl Default for Config {
             energy_service: None,
             adhoc: None,
             datapath: None,
+            network: None,
             warnings: Vec::new(),
         }
     }

@@ -34,8 +34,7 @@ pub const AUTHENTICATED: &str =
     "the group has a key: its hosts authenticate and encrypt what they send each other (MACsec), and receive nothing else over the device";
 /// Title of the error of a daemon that cannot make a device because it loaded no programs for one when it started.
 pub const NO_PRIVILEGE: &str = "Not prepared";
-const GIVEN_UP: &str =
-    "the configuration had no [adhoc] when Braid started, and Braid has given up the privilege to load the programs since: restart Braid";
+const GIVEN_UP: &str = "the configuration had neither [adhoc] nor [network] when Braid started, and Braid has given up the privilege to load the programs since: restart Braid";
 /// Delay before the thread tries again what the kernel refused.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
@@ -124,9 +123,9 @@ impl AdhocThread {
         let _ = self.commands.send(Command::Change(change, reply));
     }
 
-    /// Lets all frames leave over these radios, a bit for each place, as a controller chose ([`Adhoc::serve`]).
-    pub fn serve(&self, over: u32, merges: bool) {
-        let _ = self.commands.send(Command::Serve { over, merges });
+    /// What a controller directs.
+    pub(crate) fn controls(&self) -> AdhocControls {
+        AdhocControls(self.commands.clone())
     }
 
     /// Answers a request of a process that has nothing but this device. `false`: it ends the device.
@@ -156,6 +155,16 @@ impl AdhocThread {
             self.low_battery = low;
             let _ = self.commands.send(Command::LowBattery(low));
         }
+    }
+}
+
+/// Directs the radios of a device, as long as there is one.
+pub(crate) struct AdhocControls(sync::Sender<Command>);
+
+impl AdhocControls {
+    /// Lets all frames leave over these radios, a bit for each place, as a controller chose ([`Adhoc::serve`]).
+    pub(crate) fn serve(&self, over: u32, merges: bool) {
+        let _ = self.0.send(Command::Serve { over, merges });
     }
 }
 

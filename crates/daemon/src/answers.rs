@@ -8,7 +8,7 @@ use braid_config::ConfigErrors;
 use braid_config::settings;
 use braid_control::RequestError;
 use braid_control::adhoc::AdhocSettings;
-use braid_control::config::Config;
+use braid_control::config::{Config, NetworkSettings};
 use braid_control::core::Core;
 use braid_control::history::changes;
 use braid_http::Request;
@@ -20,6 +20,7 @@ use braid_platform::linux::sys::bpf::now;
 use super::acts::GATEWAY;
 use super::adhoc::AdhocThread;
 use super::datapath::Datapath;
+use super::joined::{self, JoinOptions, Joined};
 use super::system::{unix, unix_ms};
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
 use crate::state_store::StateStore;
@@ -110,6 +111,9 @@ impl Daemon<'_> {
                 Some(device) => device.view(reply),
                 None => drop(reply.send(Err(no_adhoc()))),
             },
+            Request::ChangeAdhoc(_, reply) if self.joined.is_some() => {
+                let _ = reply.send(Err(joined::fixed("change [network] in the configuration, and reload it")));
+            }
             Request::ChangeAdhoc(change, reply) => match &self.adhoc {
                 Some(device) => device.change(change, reply),
                 None => drop(reply.send(Err(no_adhoc()))),
@@ -233,6 +237,7 @@ impl Daemon<'_> {
 
     /// Removes the ad-hoc device, and returns its name. Its programs serve the next one.
     fn remove_adhoc(&mut self) -> Option<String> {
+        self.joined = None;
         let device = self.adhoc.take()?;
         let name = device.name().to_owned();
         self.adhoc_programs = device.end();
@@ -245,27 +250,58 @@ impl Daemon<'_> {
             self.remove_adhoc();
             self.adhoc_wanted.1 = Some(now() + ADHOC_RETRY);
         }
-        let wanted = &self.core.config().adhoc;
+        let wanted = WantedDevice::of(self.core.config());
         // What a user has made meanwhile stays.
-        if self.adhoc.is_some() && *wanted == self.adhoc_wanted.0 {
+        if self.adhoc.is_some() && wanted == self.adhoc_wanted.0 {
             self.adhoc_wanted.1 = None;
         }
-        if *wanted == self.adhoc_wanted.0 && self.adhoc_wanted.1.is_none_or(|retry| now() < retry) {
+        if wanted == self.adhoc_wanted.0 && self.adhoc_wanted.1.is_none_or(|retry| now() < retry) {
             return;
         }
-        let wanted = wanted.clone();
+        let before = self.joined.take();
         self.remove_adhoc();
-        let made = wanted.clone().map(|settings| AdhocThread::start(settings, &mut self.adhoc_programs, self.network.clone())).transpose();
+        let made = wanted.clone().map(|wanted| self.make_device(wanted, before)).transpose();
         let retry = made.is_err().then(|| now() + ADHOC_RETRY);
         self.adhoc_wanted = (wanted, retry);
-        let done = made.map(|device| self.adhoc = device);
+        let done = made.map(|made| {
+            let (device, joined) = made.unzip();
+            (self.adhoc, self.joined) = (device, joined.flatten());
+        });
         self.log_and_retry("there is no ad-hoc device", done);
+    }
+
+    fn make_device(&mut self, wanted: WantedDevice, before: Option<Joined>) -> Result<(AdhocThread, Option<Joined>), RequestError> {
+        let (programs, network) = (&mut self.adhoc_programs, self.network.clone());
+        match wanted {
+            WantedDevice::Adhoc(settings) => Ok((AdhocThread::start(settings, programs, network)?, None)),
+            WantedDevice::Network(settings) => {
+                let options = JoinOptions { network: settings, state_dir: self.state_dir.clone() };
+                let (device, joined) = Joined::start(&options, programs, network, (self.free.0.clone(), before))?;
+                Ok((device, Some(joined)))
+            }
+        }
     }
 
     fn note_request(&mut self, kind: &str, done: &Result<Accepted, RequestError>) {
         if let Ok(accepted) = done {
             self.note(kind, "info", accepted.message.clone());
         }
+    }
+}
+
+/// The ad-hoc device that a configuration wants: there is one at most.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum WantedDevice {
+    /// One for networks without infrastructure.
+    Adhoc(AdhocSettings),
+    /// One that a network's controller directs.
+    Network(NetworkSettings),
+}
+
+impl WantedDevice {
+    pub(super) fn of(config: &Config) -> Option<Self> {
+        let network = || config.network.clone().map(Self::Network);
+        config.adhoc.clone().map(Self::Adhoc).or_else(network)
     }
 }
 

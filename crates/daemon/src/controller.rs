@@ -427,6 +427,7 @@ impl Switches {
         if now() >= self.next_loads {
             self.next_loads = now() + LOADS;
             self.clients.tell_loads(self.controller.utilisations().collect());
+            self.clients.tell_free(&self.controller);
         }
     }
 

@@ -4,18 +4,19 @@
 //! The device is that of `braid adhoc`; the controller chooses its radios instead of the neighbours. [`Station`] decides; this is the I/O around it. Without a
 //! controller, the device uses a radio that is attached.
 
+use std::iter;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use braid_api::AdhocUp;
 use braid_control::RequestError;
 use braid_control::adhoc::AdhocSettings;
+use braid_control::config::NetworkSettings;
 use braid_http::{Api, Request, Server, Serving};
 use braid_model::key::PublicKey;
-use braid_model::{Mac, NetworkSnapshot};
+use braid_model::{Mac, NetworkSnapshot, PerDirection, Rate};
 use braid_network::mobility::Report;
 use braid_network::station::{Order, RadioState, Served, Station};
 use braid_network::wire::{ALPN, Message, decode_message, encode_report};
@@ -34,15 +35,14 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{interval, sleep, timeout};
 use tokio_rustls::TlsConnector;
 
-use crate::adhoc::AdhocThread;
+use crate::adhoc::{AdhocControls, AdhocThread};
 use crate::lines::{HANDSHAKE, read_line, set_up};
 use crate::system::notify;
 
-/// Default name of the device.
-pub const DEFAULT_NAME: &str = "net0";
 /// Time between two readings of a Wi-Fi radio's signals.
 const SIGNALS: Duration = Duration::from_secs(2);
 /// Time after which wpa_supplicant is looked for again.
@@ -63,18 +63,10 @@ const LOOKED: Duration = Duration::from_millis(500);
 /// How a client joins a network.
 #[derive(Debug, Clone)]
 pub struct JoinOptions {
-    /// The device and its radios.
-    pub up: AdhocUp,
-    /// The access points of radios that are at one always, such as cables, in the order of the radios.
-    pub accesses: Vec<Option<Mac>>,
-    /// Where the controller takes clients.
-    pub controller: SocketAddr,
-    /// Its key; `None`: any.
-    pub controller_key: Option<PublicKey>,
+    /// The network, and the device by which it is joined.
+    pub network: NetworkSettings,
     /// Directory with this client's key.
     pub state_dir: PathBuf,
-    /// Directory with the sockets of wpa_supplicant.
-    pub supplicants: PathBuf,
 }
 
 /// The public key of the client with this state directory. A new pair is made if there is none.
@@ -82,7 +74,11 @@ pub struct JoinOptions {
 /// # Errors
 /// The directory or the key cannot be used.
 pub fn client_key(state_dir: &Path) -> anyhow::Result<PublicKey> {
-    Ok(KeyPair::load_or_generate(&StateDir::open(state_dir)?, CLIENT_KEY)?.public())
+    Ok(own_keys(state_dir)?.public())
+}
+
+fn own_keys(state_dir: &Path) -> anyhow::Result<KeyPair> {
+    Ok(KeyPair::load_or_generate(&StateDir::open(state_dir)?, CLIENT_KEY)?)
 }
 
 /// Serves the device until a signal, or `braid adhoc down`, ends it. `ready` is called once the device exists.
@@ -98,86 +94,111 @@ pub fn run(options: JoinOptions, socket: &Path, ready: impl FnOnce(&str)) -> any
 }
 
 async fn serve(options: JoinOptions, socket: &Path, ready: impl FnOnce(&str)) -> anyhow::Result<()> {
-    let settings = AdhocSettings::of(&options.up).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
-    let keys = KeyPair::load_or_generate(&StateDir::open(&options.state_dir)?, CLIENT_KEY)?;
-    let expect = options.controller_key.map_or(Expect::Any, Expect::Pinned);
-    let connector = TlsConnector::from(Arc::new(stream_client(Some(&keys), expect, ALPN)?));
+    own_keys(&options.state_dir)?;
     let server = Server::bind(socket)?;
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut programs = Some(AdhocPrograms::load()?);
     // Before any other thread starts, which keeps the privileges that it starts with.
     crate::privilege::narrow(false).context("cannot drop the privileges that are no longer needed")?;
     let (_follower, network) = Follower::start()?;
-    let mac = common_address(&settings, &network.borrow())?;
-    let settings = AdhocSettings { mac: Some(mac), ..settings };
-    let radios: Vec<String> = settings.radios.iter().map(|radio| radio.name.clone()).collect();
-    let device = AdhocThread::start(settings, &mut programs, network.clone()).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+    let (free, _) = watch::channel(None);
+    let (device, joined) =
+        Joined::start(&options, &mut programs, network, (free, None)).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
     let (requests, mut inbox) = mpsc::channel(64);
     let (api, _feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
-
-    let (news, mut from_radios) = mpsc::channel(64);
-    let (used, in_use) = watch::channel(0);
-    let station = Station::new(radios.len());
-    let mut client = Client { station, device, served: None, used, radios: Vec::new(), session: None, refusal: String::new() };
-    let mut following = Vec::new();
-    for (place, name) in radios.into_iter().enumerate() {
-        let (orders, given) = mpsc::channel(8);
-        client.radios.push(orders);
-        let access = options.accesses.get(place).copied().flatten();
-        let radio = Radio {
-            place,
-            name,
-            own: mac,
-            access,
-            directory: options.supplicants.clone(),
-            network: network.clone(),
-            in_use: in_use.clone(),
-            news: news.clone(),
-            trouble: String::new(),
-        };
-        following.push(tokio::spawn(radio.follow(given)));
-    }
-    let (talk, mut from_controller) = mpsc::channel(64);
-    tokio::spawn(keep_talking(options.controller, connector, talk));
-    client.update().await;
-    ready(client.device.name());
+    ready(device.name());
     notify("READY=1");
     let mut look = interval(LOOKED);
     loop {
         tokio::select! {
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
-            _ = look.tick() => if client.device.has_ended() {
-                anyhow::bail!("{} is gone: somebody has removed it", client.device.name());
+            _ = look.tick() => if device.has_ended() {
+                anyhow::bail!("{} is gone: somebody has removed it", device.name());
             },
-            Some(news) = from_radios.recv() => match news {
-                News::State(place, state) => client.station.on_radio(place, state),
-                News::Enters(place, enters) => client.station.set_enters(place, enters),
-                News::Signals(signals) => client.station.on_signals(now(), signals),
-            },
-            Some(talk) = from_controller.recv() => client.on_talk(talk, mac),
             request = inbox.recv() => match request {
                 Some(Request::ChangeAdhoc(_, reply)) => {
-                    let detail = "the radios of a device that has joined a network are those of its start: end `braid net join`, and join with others";
-                    let _ = reply.send(Err(RequestError::conflict("Not changed", detail)));
+                    let _ = reply.send(Err(fixed("end `braid net join`, and join with others")));
                 }
-                Some(request) => if !client.device.answer(request) {
+                Some(request) => if !device.answer(request) {
                     break;
                 },
                 None => break,
             },
         }
-        client.update().await;
     }
     // The radios are freed while the device is still there.
-    client.radios.clear();
-    for task in following {
-        let _ = timeout(FREED, task).await;
-    }
-    drop(client);
+    joined.end().await;
+    drop(device);
     serving.end(Duration::from_secs(2)).await;
     Ok(())
+}
+
+/// The error of a request to change the radios of a client.
+pub(crate) fn fixed(remedy: &str) -> RequestError {
+    let detail = format!("the radios of a device that has joined a network are those of its start: {remedy}");
+    RequestError::conflict("Not changed", detail)
+}
+
+/// What an access point in use can carry besides its traffic, as the controller said last.
+pub(crate) type FreeCapacity = Option<PerDirection<Rate>>;
+
+/// A client at work: it directs the radios of a device. It ends when this is dropped, and then frees the radios.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    end: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Joined {
+    /// Makes the device, and joins with it. `free` gets what the controller says about the access point in use; a client that was there `before` ends first.
+    ///
+    /// # Errors
+    /// The radios have different addresses, or none exists; the key cannot be used; the device cannot be made.
+    pub(crate) fn start(
+        options: &JoinOptions,
+        programs: &mut Option<Box<AdhocPrograms>>,
+        network: watch::Receiver<Arc<NetworkSnapshot>>,
+        (free, before): (watch::Sender<FreeCapacity>, Option<Self>),
+    ) -> Result<(AdhocThread, Self), RequestError> {
+        let failed = |error: anyhow::Error| RequestError::failed("Not joined", format!("{error:#}"));
+        let NetworkSettings { device, accesses, controller, controller_key, supplicants } = &options.network;
+        let keys = own_keys(&options.state_dir).map_err(failed)?;
+        let expect = controller_key.map_or(Expect::Any, Expect::Pinned);
+        let connector = TlsConnector::from(Arc::new(stream_client(Some(&keys), expect, ALPN).map_err(|error| failed(error.into()))?));
+        let mac = common_address(device, &network.borrow()).map_err(failed)?;
+        let radios: Vec<String> = device.radios.iter().map(|radio| radio.name.clone()).collect();
+        let device = AdhocThread::start(AdhocSettings { mac: Some(mac), ..device.clone() }, programs, network.clone())?;
+        let client = Client {
+            station: Station::new(radios.len()),
+            device: device.controls(),
+            own: mac,
+            served: None,
+            used: watch::channel(0).0,
+            radios: Vec::new(),
+            session: None,
+            refusal: String::new(),
+            free,
+        };
+        let directory = supplicants.clone().unwrap_or_else(|| PathBuf::from(SUPPLICANTS));
+        let radios = radios.into_iter().zip(accesses.iter().copied().chain(iter::repeat(None))).collect();
+        let (end, ended) = watch::channel(false);
+        let controller = *controller;
+        let task = tokio::spawn(async move {
+            if let Some(before) = before {
+                before.end().await;
+            }
+            client.run(radios, &directory, network, (controller, connector), ended).await;
+        });
+        Ok((device, Self { end, task }))
+    }
+
+    /// Ends, and waits until the radios are free.
+    pub(crate) async fn end(self) {
+        self.end.send_replace(true);
+        let _ = self.task.await;
+    }
 }
 
 /// The address of all radios. The network knows a host by its address, so it must have the same over each.
@@ -205,10 +226,12 @@ fn common_address(settings: &AdhocSettings, network: &NetworkSnapshot) -> anyhow
     }
 }
 
-/// The client, and what belongs to it.
+/// What directs a device.
 struct Client {
     station: Station,
-    device: AdhocThread,
+    device: AdhocControls,
+    /// The device's address.
+    own: Mac,
     /// What the device was told last.
     served: Option<Served>,
     /// The same radios, for their tasks.
@@ -218,10 +241,60 @@ struct Client {
     session: Option<mpsc::Sender<String>>,
     /// What the controller refused last.
     refusal: String,
+    free: watch::Sender<FreeCapacity>,
 }
 
 impl Client {
-    fn on_talk(&mut self, talk: Talk, own: Mac) {
+    /// Directs the radios until the other end of `ended` says so or is dropped.
+    async fn run(
+        mut self,
+        radios: Vec<(String, Option<Mac>)>,
+        directory: &Path,
+        network: watch::Receiver<Arc<NetworkSnapshot>>,
+        (controller, connector): (SocketAddr, TlsConnector),
+        mut ended: watch::Receiver<bool>,
+    ) {
+        let (news, mut from_radios) = mpsc::channel(64);
+        let mut following = Vec::new();
+        for (place, (name, access)) in radios.into_iter().enumerate() {
+            let (orders, given) = mpsc::channel(8);
+            self.radios.push(orders);
+            let radio = Radio {
+                place,
+                name,
+                own: self.own,
+                access,
+                directory: directory.to_owned(),
+                network: network.clone(),
+                in_use: self.used.subscribe(),
+                news: news.clone(),
+                trouble: String::new(),
+            };
+            following.push(tokio::spawn(radio.follow(given)));
+        }
+        let (talk, mut from_controller) = mpsc::channel(64);
+        let talking = tokio::spawn(keep_talking(controller, connector, talk));
+        self.update();
+        loop {
+            tokio::select! {
+                _ = ended.changed() => break,
+                Some(news) = from_radios.recv() => match news {
+                    News::State(place, state) => self.station.on_radio(place, state),
+                    News::Enters(place, enters) => self.station.set_enters(place, enters),
+                    News::Signals(signals) => self.station.on_signals(now(), signals),
+                },
+                Some(talk) = from_controller.recv() => self.on_talk(talk),
+            }
+            self.update();
+        }
+        talking.abort();
+        self.radios.clear();
+        for task in following {
+            let _ = timeout(FREED, task).await;
+        }
+    }
+
+    fn on_talk(&mut self, talk: Talk) {
         match talk {
             Talk::Begins(session) => {
                 self.session = Some(session);
@@ -231,9 +304,10 @@ impl Client {
                 tracing::debug!("the controller: {notice:?}");
                 self.station.on_notice(notice);
             }
-            Talk::Message(Message::Welcome(host)) if host != own => tracing::warn!(
-                "the controller knows this client as host {host}, and its device has the address {own}: give the radios that address, or change the \
-                 controller's configuration"
+            Talk::Message(Message::Welcome(host)) if host != self.own => tracing::warn!(
+                "the controller knows this client as host {host}, and its device has the address {}: give the radios that address, or change the \
+                 controller's configuration",
+                self.own
             ),
             // The controller may be anybody.
             Talk::Message(Message::Refused(reason)) if reason != self.refusal => {
@@ -241,16 +315,22 @@ impl Client {
                 self.refusal = reason;
             }
             Talk::Message(Message::Refused(_)) => {}
+            Talk::Message(Message::Free(free)) => {
+                let in_use = self.station.access_in_use();
+                let free = free.into_iter().find(|(access, _)| Some(*access) == in_use);
+                self.free.send_replace(free.map(|(_, free)| free));
+            }
             Talk::Message(Message::Welcome(_) | Message::Loads(_)) => {}
             Talk::Ends => {
                 self.session = None;
+                self.free.send_replace(None);
                 self.station.disconnected();
             }
         }
     }
 
     /// Does what follows from the last event: first the device, so that it drops copies before the network may send some.
-    async fn update(&mut self) {
+    fn update(&mut self) {
         let served = self.station.served();
         if self.served != Some(served) {
             self.served = Some(served);
@@ -384,8 +464,8 @@ impl Radio {
                 order = orders.recv() => {
                     let outcome = match order {
                         None => return supplicant.free_if_idle(state).await,
-                        // It was told before this radio came into use.
-                        Some(Order::Leave { .. }) if self.is_in_use() => Ok(()),
+                        // They were given before this radio came into use.
+                        Some(Order::Leave { .. } | Order::Enter { interrupts: false, .. }) if self.is_in_use() => Ok(()),
                         Some(Order::Leave { .. }) => supplicant.leave().await,
                         Some(Order::Enter { access, channel, .. }) => supplicant.enter(access.0, channel.0).await,
                         Some(Order::Free { .. }) => supplicant.free().await,
@@ -489,7 +569,7 @@ async fn converse(controller: SocketAddr, connector: &TlsConnector, talk: &mpsc:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_api::AdhocChange;
+    use braid_api::{AdhocChange, AdhocUp};
     use braid_model::{LinkFacts, LinkIndex, LinkKind};
 
     #[test]

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use braid_config::settings::Settings;
-use braid_control::adhoc::AdhocSettings;
 use braid_control::config::Config;
 use braid_control::core::{Core, Departures, UNREAD};
 use braid_control::history::{AppPulse, HistoryStore};
@@ -59,7 +58,9 @@ mod system;
 pub mod watchdog;
 
 use crate::adhoc::AdhocThread;
+use crate::answers::WantedDevice;
 use crate::datapath::Datapath;
+use crate::joined::{FreeCapacity, Joined};
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
@@ -208,10 +209,9 @@ async fn live(
     // The watchdog releases limited flows if this process dies or hangs.
     watch_shapes(&steering, watchdog)?;
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
-    let adhoc_programs = config
-        .adhoc
-        .as_ref()
-        .and_then(|_| AdhocPrograms::load().map_err(|error| tracing::warn!("there will be no ad-hoc device: {error}")).ok());
+    let wanted = WantedDevice::of(&config);
+    let adhoc_programs =
+        wanted.and_then(|_| AdhocPrograms::load().map_err(|error| tracing::warn!("there will be no ad-hoc device: {error}")).ok());
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     // All threads start after this: they inherit the reduced privileges.
     crate::privilege::narrow(config.policy.forwards()).context("cannot drop the privileges that are no longer needed")?;
@@ -267,6 +267,9 @@ async fn live(
         supply: watch_battery(sys),
         supplied: None,
         adhoc: None,
+        joined: None,
+        free: watch::channel(None),
+        state_dir: state_dir.clone(),
         radios: BTreeSet::new(),
         adhoc_programs,
         adhoc_wanted: (None, None),
@@ -329,6 +332,9 @@ async fn live(
     let released = daemon.core.release_moves();
     daemon.log_and_retry("moved flows may end when Braid stops", released);
     drop(events);
+    if let Some(joined) = daemon.joined.take() {
+        joined.end().await;
+    }
     // This also ends the listeners' streams.
     drop(daemon);
     serving.end(Duration::from_secs(2)).await;
@@ -396,12 +402,18 @@ struct Daemon<'a> {
     /// State of the battery.
     supplied: Option<Supply>,
     adhoc: Option<AdhocThread>,
+    /// What directs its radios, if it has joined a network.
+    joined: Option<Joined>,
+    /// What that network says about its access point in use.
+    free: (watch::Sender<FreeCapacity>, watch::Receiver<FreeCapacity>),
+    /// State directory.
+    state_dir: PathBuf,
     /// Its radios, when the network was judged last.
     radios: BTreeSet<String>,
     /// Programs for one, if the configuration had one at the start.
     adhoc_programs: Option<Box<AdhocPrograms>>,
     /// What the configuration wanted of the ad-hoc device when that was tried last, and when to try it again.
-    adhoc_wanted: (Option<AdhocSettings>, Option<Time>),
+    adhoc_wanted: (Option<WantedDevice>, Option<Time>),
     /// The remote controller that may have the flow table.
     datapath: Option<Datapath>,
     /// Whether the machine moves.
@@ -614,6 +626,13 @@ impl Daemon<'_> {
                 Some((question, answer)) = self.profiles.1.recv() => {
                     let done = self.core.on_profiles(now(), &question, answer);
                     self.log_and_retry(STEERING, done);
+                }
+                Ok(()) = self.free.1.changed() => {
+                    let free = *self.free.1.borrow_and_update();
+                    if let Some((free, device)) = free.zip(self.adhoc.as_ref().filter(|_| self.joined.is_some())) {
+                        let done = self.core.on_free_capacity(now(), device.name(), free);
+                        self.log_and_retry(STEERING, done);
+                    }
                 }
                 Some(change) = self.changes.recv() => {
                     let done = self.on_change(change);

@@ -45,6 +45,8 @@ pub enum Order {
         access: AccessId,
         /// Its channel.
         channel: Channel,
+        /// Whether to carry it out even if frames leave over the radio by then: it was in use when the order was given, because there is no other.
+        interrupts: bool,
     },
     /// Lets it leave its access point.
     Leave {
@@ -157,7 +159,7 @@ impl Station {
         if !self.is_connected || self.main.is_none() || signals.is_empty() {
             return;
         }
-        let own = self.main.and_then(|main| access_of(self.radios[main]));
+        let own = self.access_in_use();
         let of = |id: AccessId| signals.iter().find(|(heard, _)| *heard == id).map(|(_, signal)| *signal);
         let others = signals.iter().filter(|(id, _)| !self.radios.iter().any(|state| access_of(*state) == Some(*id)));
         let best = others.max_by_key(|(id, signal)| (*signal, *id)).copied();
@@ -185,7 +187,7 @@ impl Station {
                     RadioState::Entering(_) => 2,
                 };
                 if let Some(radio) = (0..self.radios.len()).filter(|radio| self.enters[*radio]).min_by_key(cost) {
-                    self.order(Order::Enter { radio, access, channel });
+                    self.order(Order::Enter { radio, access, channel, interrupts: self.main == Some(radio) });
                 }
             }
             Notice::Begins { to } => self.main = self.at(to).or(self.main),
@@ -202,6 +204,11 @@ impl Station {
     pub fn served(&self) -> Served {
         let attached = (0..self.radios.len()).filter(|radio| self.is_attached(*radio)).count();
         Served { over: self.main.filter(|main| self.is_attached(*main)).map_or(0, |main| 1 << main), merges: attached > 1 }
+    }
+
+    /// The access point over which frames leave, if it is known.
+    pub fn access_in_use(&self) -> Option<AccessId> {
+        self.main.and_then(|main| access_of(self.radios[main]))
     }
 
     /// The states of the radios, by place.
@@ -307,7 +314,7 @@ mod tests {
         station.on_radio(0, attached_to(1));
         assert_eq!(reports(&mut station)[1..], [Report::Associated(access(1))]);
         station.on_notice(Notice::GoTo { access: access(2), channel: Channel(11) });
-        assert_eq!(orders(&mut station), [Order::Enter { radio: 1, access: access(2), channel: Channel(11) }]);
+        assert_eq!(orders(&mut station), [Order::Enter { radio: 1, access: access(2), channel: Channel(11), interrupts: false }]);
         station.on_radio(1, RadioState::Entering(access(2)));
         station.on_radio(1, attached_to(2));
         assert_eq!(reports(&mut station), [Report::Entering(access(2)), Report::Associated(access(2))]);
@@ -329,7 +336,7 @@ mod tests {
         station.connected();
         assert_eq!(reports(&mut station)[1..], [Report::Associated(access(1))]);
         station.on_notice(Notice::GoTo { access: access(2), channel: Channel(1) });
-        assert!(matches!(orders(&mut station)[..], [Order::Enter { radio: 0, .. }]));
+        assert!(matches!(orders(&mut station)[..], [Order::Enter { radio: 0, interrupts: true, .. }]));
         station.on_radio(0, RadioState::Entering(access(2)));
         assert_eq!((over(&station), reports(&mut station)), ((0, false), vec![]), "nothing is said without a link");
         station.on_radio(0, attached_to(2));

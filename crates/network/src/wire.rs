@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use braid_model::Mac;
+use braid_model::{Mac, PerDirection, Rate};
 use serde::{Deserialize, Serialize};
 
 use crate::hosts::Client;
@@ -21,6 +21,9 @@ const MAX_SIGNALS: usize = 64;
 /// Most loads of a message: their line is shorter than [`MAX_LINE`].
 const MAX_LOADS: usize = 512;
 
+/// Most access points of a client.
+const MAX_FREE: usize = 64;
+
 /// What the controller says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
@@ -32,6 +35,8 @@ pub enum Message {
     Refused(String),
     /// How busy access points are, in percent of their capacity.
     Loads(Vec<(AccessId, u16)>),
+    /// What the access points of this client can carry towards it and away from it besides the traffic that they carry now, its own included.
+    Free(Vec<(AccessId, PerDirection<Rate>)>),
 }
 
 /// Why a line was not understood.
@@ -77,6 +82,10 @@ enum MessageLine {
     },
     Loads {
         percent: BTreeMap<String, u16>,
+    },
+    /// Towards the client and away from it, in bits per second.
+    Free {
+        bps: BTreeMap<String, [u64; 2]>,
     },
     #[serde(other)]
     Other,
@@ -144,6 +153,10 @@ pub fn encode_message(message: &Message) -> String {
         Message::Loads(loads) => {
             MessageLine::Loads { percent: loads.iter().take(MAX_LOADS).map(|(id, used)| (id.to_string(), *used)).collect() }
         }
+        Message::Free(free) => {
+            let free = free.iter().take(MAX_FREE).map(|(id, free)| (id.to_string(), [free.down.bps(), free.up.bps()]));
+            MessageLine::Free { bps: free.collect() }
+        }
     })
 }
 
@@ -161,6 +174,11 @@ pub fn decode_message(text: &str) -> Result<Option<Message>, LineError> {
         MessageLine::Loads { percent } => {
             let loads = percent.iter().map(|(id, used)| Ok((access(id)?, *used)));
             Message::Loads(loads.collect::<Result<_, _>>()?)
+        }
+        MessageLine::Free { bps } => {
+            let free =
+                bps.iter().map(|(id, free)| Ok((access(id)?, PerDirection { down: Rate::from_bps(free[0]), up: Rate::from_bps(free[1]) })));
+            Message::Free(free.collect::<Result<_, _>>()?)
         }
         MessageLine::Other => return Ok(None),
     }))
@@ -195,6 +213,10 @@ mod tests {
             any_access().prop_map(|leave| Message::Notice(Notice::Ends { leave })),
             any::<String>().prop_map(Message::Refused),
             proptest::collection::btree_map(any_access(), any::<u16>(), 0..9).prop_map(|loads| Message::Loads(loads.into_iter().collect())),
+            proptest::collection::btree_map(any_access(), any::<[u64; 2]>(), 0..9).prop_map(|free| {
+                let rates = |[down, up]: [u64; 2]| PerDirection { down: Rate::from_bps(down), up: Rate::from_bps(up) };
+                Message::Free(free.into_iter().map(|(id, free)| (id, rates(free))).collect())
+            }),
         ]
     }
 

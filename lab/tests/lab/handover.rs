@@ -94,6 +94,41 @@ fn a_client_and_its_controller_may_end_at_any_time() {
 }
 
 #[test]
+fn the_daemon_joins_and_takes_what_the_network_says_as_its_links_capacity() {
+    if !able() {
+        return;
+    }
+    let lab = one_link();
+    let Walk { joined, controller, roamer, other, accesses, switches } =
+        Walk::start(&lab, &braid(), plan("manager = \"hoolock\"\nhold = \"500ms\"\n", 2)).unwrap();
+    drop(joined);
+    let joined = roamer.join_by_daemon(&braid()).unwrap();
+    let made = Walk { joined, controller, roamer, other, accesses, switches };
+    eventually("the host is a client again", || made.is_client().unwrap());
+    let ask = |arguments: &[&str]| {
+        made.roamer.namespace().command(braid()).unwrap().arg("--socket").arg(made.roamer.socket()).args(arguments).output().unwrap()
+    };
+    // Its access points carry 54 Mbit/s, and nobody else uses them.
+    eventually("the link has the capacity that the controller reports", || {
+        let status: serde_json::Value = serde_json::from_slice(&ask(&["status", "--json"]).stdout).unwrap_or_default();
+        let link = status["links"].as_array().and_then(|links| links.iter().find(|link| link["name"] == "net0").cloned());
+        link.is_some_and(|link| {
+            ["down", "up"].iter().all(|way| (50e6..55e6).contains(&link[format!("capacity_{way}_bps")].as_f64().unwrap_or(0.0)))
+        })
+    });
+    for one in walk(&made) {
+        assert!(one.sent > 200 && one.lost == 0 && one.repeated == 0, "{one:?}\n{}", made.joined.log());
+    }
+    let refused = ask(&["adhoc", "set", "--priority", "wlan0=1"]);
+    assert!(text(&refused.stderr).contains("change [network] in the configuration"), "{}", text(&refused.stderr));
+    let down = ask(&["adhoc", "down"]);
+    assert!(down.status.success(), "{}", text(&down.stderr));
+    eventually("the device is gone", || {
+        !text(&made.roamer.namespace().command("ip").unwrap().args(["-o", "link"]).output().unwrap().stdout).contains("net0")
+    });
+}
+
+#[test]
 fn only_hosts_with_their_keys_are_clients() {
     if !able() {
         return;

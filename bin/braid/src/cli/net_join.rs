@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use braid_daemon::joined::{DEFAULT_NAME, SUPPLICANTS};
+use braid_control::config::NETWORK_DEVICE;
+use braid_daemon::joined::SUPPLICANTS;
 use braid_model::Mac;
 use braid_model::key::PublicKey;
 use clap::Args;
@@ -23,7 +24,7 @@ pub(crate) struct NetJoin {
     #[arg(long, value_name = "KEY")]
     pub(crate) controller_key: Option<PublicKey>,
     /// Name of the device.
-    #[arg(long, default_value = DEFAULT_NAME)]
+    #[arg(long, default_value = NETWORK_DEVICE)]
     pub(crate) name: String,
     /// Ethernet address of the device and of all radios. Default: that which the radios have.
     #[arg(long, value_name = "ADDRESS")]

@@ -1,7 +1,7 @@
 //! Active measurements (DBAS II.C.1, OPERETTA III.B): which link is measured when, and with which servers.
 
 use braid_decide::policy::MeasureServer;
-use braid_model::{ByteCount, Direction, Family, LinkIndex, Time};
+use braid_model::{ByteCount, Direction, Family, LinkIndex, PerDirection, Rate, Time};
 
 use super::Core;
 use crate::links::{Link, Measured};
@@ -58,6 +58,17 @@ impl<S: Steering> Core<S> {
     /// Whether the rules of the link allow to spend bytes on measurements.
     fn may_spend_on(&self, link: &Link) -> bool {
         !link.rule.metered && link.rule.cap.is_none() && link.rule.cost_per_gb == 0.0
+    }
+
+    /// Processes what the controller of a network says that an access point can carry besides its traffic (thesis section 5.1). With this host's own traffic, that is
+    /// what its link can carry for it; it counts as a measurement. A device that is no link is ignored.
+    pub fn on_free_capacity(&mut self, now: Time, device: &str, free: PerDirection<Rate>) -> Result<(), SteeringError> {
+        let Some(link) = self.links.values_mut().find(|link| link.facts.name == device) else { return Ok(()) };
+        for direction in [Direction::Down, Direction::Up] {
+            let own = link.rate[direction].unwrap_or(Rate::ZERO);
+            link.capacity[direction].on_measured(now, Rate::from_bps(free[direction].bps().saturating_add(own.bps())));
+        }
+        self.update_params(now)
     }
 
     /// Processes the end of a measurement.

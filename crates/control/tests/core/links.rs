@@ -10,7 +10,7 @@ use braid_control::fake::Steered;
 use braid_control::steering::{Steering, UNANSWERED};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
-use braid_model::{ByteCount, Direction, Family, FlowId, LinkIndex, Rate, Role, Traffic};
+use braid_model::{ByteCount, Direction, Family, FlowId, LinkIndex, PerDirection, Rate, Role, Traffic};
 
 use super::world::*;
 
@@ -395,4 +395,24 @@ fn regression_a_flow_that_has_just_ended_is_not_counted() {
     let events = world.core.steering().events(10);
     world.core.on_events(now, events).unwrap();
     assert_eq!(flows(&mut world), (0, 0));
+}
+
+#[test]
+fn what_a_network_has_free_and_the_own_traffic_are_the_capacity() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    let free = PerDirection { down: Rate::from_mbps(12), up: Rate::from_mbps(3) };
+    let now = world.now;
+    let rates = |world: &mut World| {
+        let link = world.core.all_links_mut().next().unwrap();
+        PerDirection::from_fn(|direction| link.estimate(direction, now).rate)
+    };
+    let before = rates(&mut world);
+    world.core.on_free_capacity(now, "no-link", free).unwrap();
+    assert_eq!(rates(&mut world), before);
+    world.core.on_free_capacity(now, "wlan0", free).unwrap();
+    assert_eq!(rates(&mut world), free, "an idle host has what is free");
+    world.core.all_links_mut().next().unwrap().rate = PerDirection { down: Some(Rate::from_mbps(5)), up: None };
+    world.core.on_free_capacity(now, "wlan0", free).unwrap();
+    assert_eq!(rates(&mut world), PerDirection { down: Rate::from_mbps(17), up: Rate::from_mbps(3) });
 }

@@ -228,6 +228,16 @@ impl Clients {
         }
     }
 
+    /// Tells each client what its access points can still carry.
+    pub(super) fn tell_free(&self, controller: &Controller) {
+        for (host, (_, messages)) in &self.sessions {
+            let free = controller.free_at(*host);
+            if !free.is_empty() {
+                let _ = messages.try_send(Message::Free(free));
+            }
+        }
+    }
+
     /// Tells all clients how busy access points are, if that has changed.
     pub(super) fn tell_loads(&mut self, loads: Vec<(AccessId, u16)>) {
         if loads == self.loads {

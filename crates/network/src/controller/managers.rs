@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use braid_model::{Mac, Time};
+use braid_model::{Mac, PerDirection, Rate, Time};
 use braid_openflow::ids::DatapathId;
 
 use super::{Controller, Event};
@@ -63,6 +63,18 @@ impl Controller {
     pub fn utilisations(&self) -> impl Iterator<Item = (AccessId, u16)> + use<'_> {
         let view = view!(self);
         view.accesses().filter_map(move |access| Some((access.id, (100.0 * view.utilisation(access.place)?) as u16)))
+    }
+
+    /// What the access points of a host can carry towards it and away from it besides what they carry now, where that is measured.
+    pub fn free_at(&self, host: Mac) -> Vec<(AccessId, PerDirection<Rate>)> {
+        let view = view!(self);
+        let attachments = view.host(host).into_iter().flat_map(|state| state.attachments.keys());
+        let free = |place: &Place| {
+            let (access, load) = (view.access_at(*place)?, view.load(*place).filter(|_| view.serves(*place))?);
+            let rest = |used: Rate| access.capacity.saturating_sub(used);
+            Some((access.id, PerDirection { down: rest(load.down), up: rest(load.up) }))
+        };
+        attachments.filter_map(free).collect()
     }
 
     fn act(&mut self, actions: Vec<Action>) {
