@@ -10,10 +10,11 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .NOTPARALLEL:
-.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 test-mesh test-outsourced bench check check-sources audit screenshots deb static package book install uninstall
+.PHONY: help deps deps-build program build demo net-demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 test-mesh test-outsourced bench check check-sources audit screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       builds Braid and demonstrates it in a lab (two minutes)"
+	@echo "make net-demo   the same for the network's side: a host walks over four access points under each mobility manager (two minutes; Open vSwitch)"
 	@echo "make test       all tests; tests on the real kernel need root"
 	@echo "make test-ui    tests the web page in Chromium, with a mock and a real daemon, and Chromium through the proxy (installs Chromium and Node)"
 	@echo "make bench      all benchmarks of the documentation"
@@ -49,6 +50,9 @@ build: deps program
 
 demo: build
 	$(TARGET)/release/braid-lab demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
+
+net-demo: build
+	$(TARGET)/release/braid-lab net-demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
 
 test: deps
 	# All crates in one build: built apart, each half would select other features of its dependencies, and rebuild them.

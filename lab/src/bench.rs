@@ -7,6 +7,7 @@ mod adhoc;
 mod api;
 mod bond;
 mod calls;
+mod copies;
 mod cut;
 mod decision;
 mod footprint;
@@ -101,6 +102,7 @@ const ALL: &[(&str, Bench)] = &[
     ("adhoc-access", adhoc::access::run),
     ("network", network::run),
     ("handover", handover::run),
+    ("net-copies", copies::run),
 ];
 
 /// Runs the named benchmarks, or all, and returns their reports. Prints progress on standard error. Writes `bench.md` and `bench.json`

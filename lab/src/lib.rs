@@ -36,6 +36,7 @@ mod lan;
 mod mesh;
 mod moves;
 mod namespace;
+pub mod net_demo;
 pub mod network;
 pub mod relay;
 mod responder;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use braid_lab::{
-    Lab, LinkSpec, Responder, Web, ask, become_root_of_a_user_namespace, bench, churn, demo, effective_user, verifier, workload,
+    Lab, LinkSpec, Responder, Web, ask, become_root_of_a_user_namespace, bench, churn, demo, effective_user, net_demo, verifier, workload,
 };
 use braid_model::Rate;
 use clap::{Parser, Subcommand};
@@ -37,11 +37,21 @@ enum Action {
         #[arg(long)]
         unprivileged: bool,
     },
+    /// Shows handovers: a host walks over four access points of a network with a controller while a video and a download run, under each mobility manager.
+    /// Takes two minutes, and needs Open vSwitch and root (or a system that lets its users make user namespaces).
+    NetDemo {
+        /// The braid program [default: the one beside this program]
+        #[arg(long)]
+        braid: Option<PathBuf>,
+        /// Output directory for net-demo-video.svg, net-demo-download.svg and net-demo.json.
+        #[arg(long, default_value = ".")]
+        out: PathBuf,
+    },
     /// Runs the benchmarks; needs root. Writes bench.md and bench.json.
     Bench {
         /// The benchmarks: whole-connections, mixes, overhead, overhead-udp, calls, run-calls, decision, cut, footprint, api, schedulers, shares, bond,
         /// bond-few, bond-cut, moves, bond-simult, bond-matrix, bond-churn, bond-messages, bond-fair, bond-speed, bond-relay, relay-crowd, get, proxy, gateway,
-        /// virtual, adhoc, adhoc-access, network, handover [default: all]
+        /// virtual, adhoc, adhoc-access, network, handover, net-copies [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
         #[arg(long)]
@@ -111,6 +121,7 @@ fn main() -> Result<()> {
     }
     match arguments.action {
         Action::Demo { braid, schedulers, out, unprivileged } => demonstrate(braid, &schedulers, &out, was_root && !unprivileged),
+        Action::NetDemo { braid, out } => show_handovers(braid, &out),
         Action::Bench { names, braid, out, quick, seed } => {
             ensure!(was_root, "the benchmarks need root: they measure braid up");
             prove(braid, &names, &out, (quick, seed.unwrap_or_else(churn::any_seed)))
@@ -140,8 +151,22 @@ fn demonstrate(braid: Option<PathBuf>, schedulers: &[String], out: &std::path::P
     );
     let (outcomes, plot) = demo::run(&mode, schedulers)?;
     println!("{}", demo::table(&outcomes));
+    keep(out, &[("demo.svg", plot), ("demo.json", serde_json::to_string_pretty(&outcomes)?)])
+}
+
+fn show_handovers(braid: Option<PathBuf>, out: &std::path::Path) -> Result<()> {
+    let braid = find(braid)?.context(NO_BRAID)?;
+    eprintln!("Four access points (Open vSwitch), braid net controller, and a host that walks from one to the next, three times:");
+    let (outcomes, [video, download]) = net_demo::run(&braid)?;
+    println!("{}", net_demo::table(&outcomes));
+    let outcomes = serde_json::to_string_pretty(&outcomes)?;
+    keep(out, &[("net-demo-video.svg", video), ("net-demo-download.svg", download), ("net-demo.json", outcomes)])
+}
+
+/// Writes files, and prints their paths.
+fn keep(out: &std::path::Path, files: &[(&str, String)]) -> Result<()> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-    for (name, content) in [("demo.svg", plot), ("demo.json", serde_json::to_string_pretty(&outcomes)?)] {
+    for (name, content) in files {
         let path = out.join(name);
         std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{}", path.display());
@@ -149,9 +174,10 @@ fn demonstrate(braid: Option<PathBuf>, schedulers: &[String], out: &std::path::P
     Ok(())
 }
 
+const NO_BRAID: &str = "the braid program was not found: build it (cargo build --release -p braid), or name it by --braid";
+
 fn prove(braid: Option<PathBuf>, names: &[String], out: &std::path::Path, (quick, seed): (bool, u64)) -> Result<()> {
-    let braid =
-        find(braid)?.context("the braid program was not found: build it (cargo build --release -p braid), or name it by --braid")?;
+    let braid = find(braid)?.context(NO_BRAID)?;
     for report in bench::run(&bench::Settings { braid, quick, seed, out: out.to_owned() }, names)? {
         println!("{}", report.markdown());
     }

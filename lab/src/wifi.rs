@@ -142,8 +142,16 @@ impl Roamer {
     /// # Errors
     /// `tc` fails.
     pub fn limit(&self, lab: &Lab, mbps: u32) -> Result<()> {
+        self.disturb(lab, &format!("rate {mbps}mbit limit 200"))
+    }
+
+    /// What netem does with the packets that each of its radios receives, such as `loss 3%`.
+    ///
+    /// # Errors
+    /// `tc` fails.
+    pub fn disturb(&self, lab: &Lab, how: &str) -> Result<()> {
         for radio in &self.radios {
-            let arguments = format!("qdisc replace dev {} root netem rate {mbps}mbit limit 200", radio.end);
+            let arguments = format!("qdisc replace dev {} root netem {how}", radio.end);
             printed(lab.client().command("tc")?.args(arguments.split(' ')))?;
         }
         Ok(())
@@ -549,11 +557,27 @@ impl Stream {
         lock(&self.received).len()
     }
 
+    /// How many were sent.
+    pub fn sent(&self) -> u32 {
+        *lock(&self.sent)
+    }
+
     /// Ends the stream, and counts up to the last datagram that arrived.
     pub fn end(self) -> Received {
+        Received::of(&self.numbers())
+    }
+
+    /// Ends the stream. Returns the numbers of the datagrams, from 1, as they arrived.
+    pub fn numbers(self) -> Vec<u32> {
         *lock(&self.is_over) = true;
         thread::sleep(LOOKED * 3);
-        let received = lock(&self.received);
+        lock(&self.received).clone()
+    }
+}
+
+impl Received {
+    /// Counts these numbers, which arrived in this order, up to the last one.
+    pub fn of(received: &[u32]) -> Self {
         let last = received.iter().copied().max().unwrap_or(0);
         let (mut seen, mut highest, mut late) = (vec![0u32; last as usize + 1], 0, 0);
         for number in received.iter().copied() {
@@ -564,13 +588,59 @@ impl Stream {
         let mut missing: Vec<u32> = (1..=last).filter(|number| seen[*number as usize] == 0).collect();
         let lost = missing.len();
         missing.truncate(20);
-        Received { sent: last, lost, missing, repeated: seen.iter().map(|times| times.saturating_sub(1)).sum(), late }
+        Self { sent: last, lost, missing, repeated: seen.iter().map(|times| times.saturating_sub(1)).sum(), late }
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         *lock(&self.is_over) = true;
+    }
+}
+
+/// A transfer by TCP to a host (iperf3).
+#[derive(Debug)]
+pub struct Transfer {
+    server: Child,
+    client: Option<Child>,
+}
+
+impl Transfer {
+    /// Starts one of this many seconds.
+    ///
+    /// # Errors
+    /// iperf3 is missing.
+    pub fn start(from: &Namespace, to: (&Namespace, Ipv4Addr), seconds: u64) -> Result<Self> {
+        let mut server = to.0.command("iperf3")?;
+        let server = server.args(["-s", "-1", "-J"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("cannot run iperf3")?;
+        let mut transfer = Self { server, client: None };
+        thread::sleep(Duration::from_millis(300));
+        let mut client = from.command("iperf3")?;
+        client.args(["-c", &to.1.to_string(), "-t", &seconds.to_string(), "-J", "--get-server-output"]);
+        transfer.client = Some(client.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot run iperf3")?);
+        Ok(transfer)
+    }
+
+    /// Waits for its end. Returns what arrived in each second, in Mbit/s.
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn end(mut self) -> Result<Vec<f64>> {
+        let output = self.client.take().context("the transfer has no client")?.wait_with_output()?;
+        let said: Value = serde_json::from_slice(&output.stdout).context("iperf3 printed no JSON")?;
+        // What has arrived, not what was sent.
+        let intervals = said["server_output_json"]["intervals"].as_array().or_else(|| said["intervals"].as_array());
+        let intervals = intervals.with_context(|| format!("iperf3: {}", said["error"]))?;
+        Ok(intervals.iter().filter_map(|interval| Some(interval["sum"]["bits_per_second"].as_f64()? / 1e6)).collect())
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        for child in self.client.iter_mut().chain([&mut self.server]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
@@ -658,6 +728,14 @@ impl<'a> Walk<'a> {
     /// The program is missing.
     pub fn is_client(&self) -> Result<bool> {
         Ok(self.host()?["client"] == true)
+    }
+
+    /// At how many places the walking host is attached.
+    ///
+    /// # Errors
+    /// The program is missing.
+    pub fn attachments(&self) -> Result<usize> {
+        Ok(self.host()?["attachments"].as_array().map_or(0, Vec::len))
     }
 
     /// The places to which the packets of the walking host go.

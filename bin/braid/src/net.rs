@@ -1,8 +1,11 @@
 //! `braid net`.
 
 use std::io::{self, Write};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
+use std::process::Command;
 
+use anyhow::Context as _;
 use braid_api::{Accepted, NetworkAccess, NetworkChange, NetworkPlace, NetworkStatus};
 use braid_daemon::controller::{self, ControllerOptions, Listens};
 
@@ -28,6 +31,7 @@ pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
         }
         NetAction::Join(join) => net_join::join(*join, verbose)?,
         NetAction::Key(identity) => net_join::key(&identity)?,
+        NetAction::Demo { out } => demo(&out)?,
         NetAction::Ui { print, at } => {
             ui::open(&at.socket, print).map_err(|error| error.downcast().map_or_else(|error| error, no_controller))?;
         }
@@ -41,6 +45,15 @@ pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
         NetAction::Move { host, access, at } => change(&at.socket, &NetworkChange { host, manager: None, to: Some(access) })?,
     }
     Ok(())
+}
+
+/// Becomes `braid-lab net-demo`. It is not looked for on the path, because this process may be root's.
+fn demo(out: &Path) -> anyhow::Result<()> {
+    let program = std::env::current_exe().context("cannot find this program's directory")?.with_file_name("braid-lab");
+    let error = Command::new(&program).arg("net-demo").arg("--out").arg(out).exec();
+    Err(error).with_context(|| {
+        format!("cannot run {}: the demonstration comes with Braid's source; run `make net-demo` there, which builds it", program.display())
+    })
 }
 
 fn ready(listens: &Listens) {

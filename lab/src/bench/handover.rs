@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use braid_plot::{Axis, Chart};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::report::{Figure, Report};
 use super::stats::{Mean, median, worst};
 use super::{Settings, progress};
 use crate::lab::Lab;
 use crate::spec::LinkSpec;
-use crate::wifi::{Walk, WalkPlan};
+use crate::wifi::{Transfer, Walk, WalkPlan};
 
 /// Interval of pings.
 const PING: Duration = Duration::from_millis(20);
@@ -237,22 +237,10 @@ fn stream(settings: &Settings, scheme: &Scheme, seconds: u64, every: u64) -> Res
     let lab = Lab::builder().link(LinkSpec::direct("eth0")).start()?;
     let walk = start(settings, &lab, scheme)?;
     walk.roamer.limit(&lab, RATE)?;
-    let mut server = walk.roamer.namespace().command("iperf3")?;
-    let mut server = server.args(["-s", "-1", "-J"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("cannot run iperf3")?;
-    thread::sleep(Duration::from_millis(300));
-    let mut client = walk.other.namespace().command("iperf3")?;
-    client.args(["-c", &walk.roamer.address.to_string(), "-t", &seconds.to_string(), "-J", "--get-server-output"]);
-    let client = client.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot run iperf3")?;
+    let transfer = Transfer::start(walk.other.namespace(), (walk.roamer.namespace(), walk.roamer.address), seconds)?;
     for number in 1..seconds / every {
         thread::sleep(Duration::from_secs(every));
         go(&walk, scheme, (number % 2) as usize)?;
     }
-    let output = client.wait_with_output()?;
-    let _ = server.kill();
-    let _ = server.wait();
-    let said: Value = serde_json::from_slice(&output.stdout).context("iperf3 printed no JSON")?;
-    // What has arrived, not what was sent.
-    let intervals = said["server_output_json"]["intervals"].as_array().or_else(|| said["intervals"].as_array());
-    let intervals = intervals.with_context(|| format!("iperf3: {}", said["error"]))?;
-    Ok(intervals.iter().filter_map(|interval| Some(interval["sum"]["bits_per_second"].as_f64()? / 1e6)).collect())
+    transfer.end()
 }

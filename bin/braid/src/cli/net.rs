@@ -53,6 +53,15 @@ pub(crate) enum NetAction {
         #[command(flatten)]
         at: ControllerSocket,
     },
+    /// Show handovers in two minutes, with pictures: a host walks over four access points while a video and a download run, under each mobility manager.
+    ///
+    /// Runs `braid-lab net-demo`, which must be beside this program: it is built from Braid's source (`make net-demo`), and makes all of the
+    /// network in namespaces of its own.
+    Demo {
+        /// Directory for the pictures and the figures.
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        out: PathBuf,
+    },
     /// Ask a host that runs Braid to go to an access point.
     Move {
         /// Ethernet address of the host, as `status` shows it.
