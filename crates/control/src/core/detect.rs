@@ -285,12 +285,12 @@ impl<S: Steering> Core<S> {
         let hosts = self.hosts_to_hold(now);
         self.servers_due = self.servers_timeout(now);
         if next != self.servers {
-            self.servers_due = Some(now + RETRY);
+            self.servers_due = self.servers_retry(now);
             self.steering.set_servers(&next.0, &next.1)?;
             self.servers = next;
         }
         if hosts != self.held.hosts {
-            self.servers_due = Some(now + RETRY);
+            self.servers_due = self.servers_retry(now);
             self.steering.set_hold(&hosts)?;
             self.held.hosts = hosts;
         }
@@ -302,8 +302,16 @@ impl<S: Steering> Core<S> {
     /// When [`Self::update_servers`] has to run again.
     fn servers_timeout(&self, now: Time) -> Option<Time> {
         let settled = if self.config.hold.is_zero() { None } else { self.detection.next_expiry(now) };
-        let held = self.held.flows.values().map(|(_, until)| *until);
-        self.detection.poll_timeout(now).into_iter().chain(settled).chain(held).min()
+        self.detection.poll_timeout(now).into_iter().chain(settled).chain(self.held_until()).min()
+    }
+
+    /// The same, if the kernel refuses what is written now. Held connections do not wait for that.
+    fn servers_retry(&self, now: Time) -> Option<Time> {
+        self.held_until().chain([now + RETRY]).min()
+    }
+
+    fn held_until(&self) -> impl Iterator<Item = Time> + use<'_, S> {
+        self.held.flows.values().map(|(_, until)| *until)
     }
 
     /// Updates the servers if entries have expired or the last update failed.
