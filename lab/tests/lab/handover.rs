@@ -106,7 +106,7 @@ fn the_daemon_joins_and_takes_what_the_network_says_as_its_links_capacity() {
     let made = Walk { joined, controller, roamer, other, accesses, switches };
     eventually("the host is a client again", || made.is_client().unwrap());
     let ask = |arguments: &[&str]| {
-        made.roamer.namespace().command(braid()).unwrap().arg("--socket").arg(made.roamer.socket()).args(arguments).output().unwrap()
+        made.roamer.namespace().command(braid()).unwrap().args(arguments).arg("--socket").arg(made.roamer.socket()).output().unwrap()
     };
     // Its access points carry 54 Mbit/s, and nobody else uses them.
     eventually("the link has the capacity that the controller reports", || {
