@@ -142,17 +142,26 @@ impl Roamer {
     /// # Errors
     /// `tc` fails.
     pub fn limit(&self, lab: &Lab, mbps: u32) -> Result<()> {
-        self.disturb(lab, &format!("rate {mbps}mbit limit 200"))
+        for radio in &self.radios {
+            // Some 200 packets wait. Not every kernel has netem.
+            let arguments = format!("qdisc replace dev {} root tbf rate {mbps}mbit burst 16kb limit 300kb", radio.end);
+            printed(lab.client().command("tc")?.args(arguments.split(' ')))?;
+        }
+        Ok(())
     }
 
-    /// What netem does with the packets that each of its radios receives, such as `loss 3%`.
+    /// Loses so many percent of the packets that each of its radios receives, each by its own chance.
     ///
     /// # Errors
-    /// `tc` fails.
-    pub fn disturb(&self, lab: &Lab, how: &str) -> Result<()> {
+    /// `nft` fails.
+    pub fn lose(&self, lab: &Lab, percent: u32) -> Result<()> {
         for radio in &self.radios {
-            let arguments = format!("qdisc replace dev {} root netem {how}", radio.end);
-            printed(lab.client().command("tc")?.args(arguments.split(' ')))?;
+            let end = &radio.end;
+            let rules = format!(
+                "add table netdev {end}; add chain netdev {end} lost {{ type filter hook egress device \"{end}\" priority 0; }}; \
+                 add rule netdev {end} lost numgen random mod 100 < {percent} drop"
+            );
+            printed(lab.client().command("nft")?.arg(rules))?;
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::spec::LinkSpec;
 use crate::wifi::{Received, Stream, Walk, WalkPlan};
 
 /// Loss of each radio in percent, as in the thesis.
-const LOSS: &str = "3%";
+const LOSS: u32 = 3;
 /// Bytes of a datagram of the video: seven packets of an MPEG transport stream.
 const DATAGRAM: usize = 7 * 188;
 /// Frames of the video in a second.
@@ -32,7 +32,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "net-copies",
         "A video in several copies",
-        "A host with three radios (`braid net join`), two at access points of Wi-Fi and one at a cellular one, each of which loses 3 % of its packets (netem), in a network of three Open vSwitch switches with \
+        "A host with three radios (`braid net join`), two at access points of Wi-Fi and one at a cellular one, each of which loses 3 % of its packets (nftables), in a network of three Open vSwitch switches with \
          `braid net controller`. A video of MPEG-2 (ffmpeg's test picture, 640 x 360, 25 frames a second, 2 Mbit/s) goes to it in datagrams of seven transport packets, as a chosen flow \
          (`[[flow]]`) with one, two and three copies; the host drops what it has. The datagrams that arrived are put together and decoded by ffmpeg; a frame is whole if its checksum is that of the sent video's. \
          Ten rounds, the ways alternate.",
@@ -56,7 +56,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
                 copies.to_string(),
                 format!("{:.3} % (σ {:.3})", of_lost.mean, of_lost.deviation),
                 format!("{:.3} %", worst(&lost)),
-                format!("{:.4} %", 100.0 * 0.03f64.powi(copies.into())),
+                format!("{:.4} %", 100.0 * (f64::from(LOSS) / 100.0).powi(copies.into())),
                 repeated.to_string(),
                 format!("{:.1} % (σ {:.1})", of_whole.mean, of_whole.deviation),
             ],
@@ -175,7 +175,7 @@ fn stream(settings: &Settings, copies: u8, video: &[u8], seconds: u32) -> Result
     }
     eventually("all radios are attached", || Ok(walk.attachments()? == 3))?;
     walk.controller.converges(3, 3)?;
-    walk.roamer.disturb(&lab, &format!("loss {LOSS}"))?;
+    walk.roamer.lose(&lab, LOSS)?;
     let count = video.len().div_ceil(DATAGRAM);
     let interval = Duration::from_secs(seconds.into()) / count as u32;
     let stream = Stream::start(walk.other.namespace(), (walk.roamer.namespace(), walk.roamer.address), interval, DATAGRAM)?;
