@@ -275,6 +275,8 @@ struct State {
     enters: Option<(usize, Instant)>,
     /// Whether it leaves the one that it has entered by itself.
     leaves: bool,
+    /// The one to which it went by itself last: the nearest, if nothing else is known.
+    nearest: usize,
     /// What is received of each access point, in dBm.
     signals: BTreeMap<usize, i16>,
     /// Time to find an access point.
@@ -294,7 +296,15 @@ impl Radio {
         // A socket belongs to the namespace in which it is made, and answers go to one there.
         let socket = host.run(|| UnixDatagram::bind(directory.join(name)))??;
         socket.set_read_timeout(Some(Duration::from_millis(1)))?;
-        let state = Arc::new(Mutex::new(State { at: None, enters: None, leaves: false, signals: BTreeMap::new(), hunt, is_over: false }));
+        let state = Arc::new(Mutex::new(State {
+            at: None,
+            enters: None,
+            leaves: false,
+            nearest: 0,
+            signals: BTreeMap::new(),
+            hunt,
+            is_over: false,
+        }));
         let supplicant = Supplicant {
             socket,
             end: end.clone(),
@@ -315,7 +325,7 @@ impl Radio {
     /// Enters an access point by itself, as a radio does that is turned on, or that has lost its own: after it has left that, and `hunted` for so long.
     pub fn enter(&self, access: usize, hunted: Duration) {
         let mut state = self.lock();
-        state.leaves = state.at.is_some();
+        (state.leaves, state.nearest) = (state.at.is_some(), access);
         state.enters = Some((access, Instant::now() + hunted));
     }
 
@@ -418,8 +428,11 @@ impl Supplicant {
             }
             // Without a wish, the strongest one.
             "REASSOCIATE" => {
-                let strongest = self.lock().signals.iter().max_by_key(|(_, dbm)| **dbm).map(|(access, _)| *access);
-                self.enter(self.wanted.or(strongest).or(Some(0)))
+                let (strongest, nearest) = {
+                    let state = self.lock();
+                    (state.signals.iter().max_by_key(|(_, dbm)| **dbm).map(|(access, _)| *access), state.nearest)
+                };
+                self.enter(self.wanted.or(strongest).or(Some(nearest)))
             }
             "SIGNAL_POLL" => {
                 let state = self.lock();
@@ -640,7 +653,9 @@ impl Transfer {
         // What has arrived, not what was sent.
         let intervals = said["server_output_json"]["intervals"].as_array().or_else(|| said["intervals"].as_array());
         let intervals = intervals.with_context(|| format!("iperf3: {}", said["error"]))?;
-        Ok(intervals.iter().filter_map(|interval| Some(interval["sum"]["bits_per_second"].as_f64()? / 1e6)).collect())
+        // The last one may be the rest of a second.
+        let sums = intervals.iter().map(|interval| &interval["sum"]).filter(|sum| sum["seconds"].as_f64().is_some_and(|span| span > 0.5));
+        Ok(sums.filter_map(|sum| Some(sum["bits_per_second"].as_f64()? / 1e6)).collect())
     }
 }
 
