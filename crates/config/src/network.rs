@@ -24,7 +24,7 @@ pub(super) fn network(mut section: Section<'_>) -> Option<NetworkSettings> {
         cables.extend(value.parsed("the Ethernet address of an access point, such as \"02:00:00:00:0a:01\"").map(|access| (radio, access)));
     });
     let controller = section.need("controller", "write controller = \"ADDRESS:PORT\", where the controller takes clients");
-    let controller = controller.and_then(|value| value.parsed("an address with a port, such as \"192.0.2.1:6655\""));
+    let controller = controller.and_then(|value| value.parsed("an address with a port, such as \"192.0.2.1:2209\""));
     let controller_key = section.take("controller_key").and_then(|value| value.parsed("a key, as the controller prints it at its start"));
     let supplicants = section.take("supplicants").and_then(|value| value.whole_path("\"/run/wpa_supplicant\""));
     section.finish();

@@ -279,14 +279,14 @@ fn a_remote_controller_is_authenticated_or_on_this_machine() {
 #[test]
 fn a_network_names_its_controller_and_radios() {
     let network =
-        parse("[network]\nradios = [\"wlan0\", \"eth0\"]\ncontroller = \"192.0.2.1:6655\"\naccesses = { eth0 = \"02:00:00:00:0a:01\" }\n")
+        parse("[network]\nradios = [\"wlan0\", \"eth0\"]\ncontroller = \"192.0.2.1:2209\"\naccesses = { eth0 = \"02:00:00:00:0a:01\" }\n")
             .network
             .unwrap();
-    assert_eq!((network.device.name.as_str(), network.controller.to_string().as_str()), ("net0", "192.0.2.1:6655"));
+    assert_eq!((network.device.name.as_str(), network.controller.to_string().as_str()), ("net0", "192.0.2.1:2209"));
     assert_eq!(network.accesses, [None, Some(Mac([2, 0, 0, 0, 10, 1]))]);
     let reasons = |text: &str| refused(text).into_iter().map(|finding| finding.reason).collect::<Vec<_>>();
     assert_eq!(reasons("[network]\nradios = [\"wlan0\"]\n"), ["[network] has no controller"]);
-    let other = "[network]\nradios = [\"wlan0\"]\ncontroller = \"192.0.2.1:6655\"\n";
+    let other = "[network]\nradios = [\"wlan0\"]\ncontroller = \"192.0.2.1:2209\"\n";
     assert_eq!(reasons(&format!("{other}accesses = {{ eth0 = \"02:00:00:00:0a:01\" }}\n")), ["eth0 is no radio of [network]"]);
     assert!(reasons(&format!("{other}controller_key = \"x\"\n"))[0].contains("is not a key"));
     assert!(reasons(&format!("{other}supplicants = \"run\"\n"))[0].contains("does not begin with \"/\""));

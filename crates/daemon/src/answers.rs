@@ -250,14 +250,15 @@ impl Daemon<'_> {
             self.remove_adhoc();
             self.adhoc_wanted.1 = Some(now() + ADHOC_RETRY);
         }
-        let wanted = WantedDevice::of(self.core.config());
+        let is_tried = WantedDevice::is_in(self.adhoc_wanted.0.as_ref(), self.core.config());
         // What a user has made meanwhile stays.
-        if self.adhoc.is_some() && wanted == self.adhoc_wanted.0 {
+        if self.adhoc.is_some() && is_tried {
             self.adhoc_wanted.1 = None;
         }
-        if wanted == self.adhoc_wanted.0 && self.adhoc_wanted.1.is_none_or(|retry| now() < retry) {
+        if is_tried && self.adhoc_wanted.1.is_none_or(|retry| now() < retry) {
             return;
         }
+        let wanted = WantedDevice::of(self.core.config());
         let before = self.joined.take();
         self.remove_adhoc();
         let made = wanted.clone().map(|wanted| self.make_device(wanted, before)).transpose();
@@ -302,6 +303,16 @@ impl WantedDevice {
     pub(super) fn of(config: &Config) -> Option<Self> {
         let network = || config.network.clone().map(Self::Network);
         config.adhoc.clone().map(Self::Adhoc).or_else(network)
+    }
+
+    /// Whether the configuration wants this one. It is asked after each event, and copies nothing.
+    fn is_in(wanted: Option<&Self>, config: &Config) -> bool {
+        match (wanted, &config.adhoc, &config.network) {
+            (Some(Self::Adhoc(wanted)), Some(adhoc), _) => wanted == adhoc,
+            (Some(Self::Network(wanted)), None, Some(network)) => wanted == network,
+            (wanted, None, None) => wanted.is_none(),
+            _ => false,
+        }
     }
 }
 

@@ -317,22 +317,7 @@ impl SwitchModel {
 
     fn port_stats(&self, port: u32) -> PortStats {
         let (rx, tx) = self.counters.get(&port).copied().unwrap_or_default();
-        PortStats {
-            port: PortNo(port),
-            rx_packets: None,
-            tx_packets: None,
-            rx_bytes: Some(ByteCount::new(rx)),
-            tx_bytes: Some(ByteCount::new(tx)),
-            rx_dropped: None,
-            tx_dropped: None,
-            rx_errors: None,
-            tx_errors: None,
-            rx_frame_errors: None,
-            rx_over_errors: None,
-            rx_crc_errors: None,
-            collisions: None,
-            duration: None,
-        }
+        PortStats::of_bytes(PortNo(port), Some(ByteCount::new(rx)), Some(ByteCount::new(tx)))
     }
 
     /// A frame came in.

@@ -34,7 +34,7 @@ fn walk(walk: &Walk<'_>) -> [Received; 2] {
 }
 
 #[test]
-fn two_radios_move_without_a_loss() {
+fn two_radios_lose_next_to_nothing() {
     if !able() {
         return;
     }

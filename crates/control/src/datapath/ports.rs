@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use braid_model::{ByteCount, Mac, Rate, Traffic};
+use braid_model::{Mac, Rate, Traffic};
 use braid_openflow::Text;
 use braid_openflow::flags::{PortConfig, PortFeatures, PortState};
 use braid_openflow::ids::{Kbps, PortNo};
@@ -85,21 +85,5 @@ fn blank(number: PortNo, address: Mac, name: &str) -> Port {
 }
 
 fn stats(port: PortNo, traffic: Option<Traffic>) -> PortStats {
-    let bytes = |of: fn(Traffic) -> ByteCount| traffic.map(of);
-    PortStats {
-        port,
-        rx_packets: None,
-        tx_packets: None,
-        rx_bytes: bytes(|traffic| traffic.rx),
-        tx_bytes: bytes(|traffic| traffic.tx),
-        rx_dropped: None,
-        tx_dropped: None,
-        rx_errors: None,
-        tx_errors: None,
-        rx_frame_errors: None,
-        rx_over_errors: None,
-        rx_crc_errors: None,
-        collisions: None,
-        duration: None,
-    }
+    PortStats::of_bytes(port, traffic.map(|traffic| traffic.rx), traffic.map(|traffic| traffic.tx))
 }

@@ -326,6 +326,26 @@ pub struct PortStats {
 }
 
 impl PortStats {
+    /// Those of a port of which only bytes are counted.
+    pub fn of_bytes(port: PortNo, rx_bytes: Option<ByteCount>, tx_bytes: Option<ByteCount>) -> Self {
+        Self {
+            port,
+            rx_packets: None,
+            tx_packets: None,
+            rx_bytes,
+            tx_bytes,
+            rx_dropped: None,
+            tx_dropped: None,
+            rx_errors: None,
+            tx_errors: None,
+            rx_frame_errors: None,
+            rx_over_errors: None,
+            rx_crc_errors: None,
+            collisions: None,
+            duration: None,
+        }
+    }
+
     pub(super) fn encode(&self, w: &mut Writer<'_>) -> Result<(), EncodeError> {
         w.port("port_no", self.port)?;
         w.zeros(if w.is_v10() { 6 } else { 4 });
