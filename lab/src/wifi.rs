@@ -414,7 +414,10 @@ impl Supplicant {
                 "OK\n".to_owned()
             }
             "STATUS" => self.status(),
-            "LIST_NETWORKS" => "network id / ssid / bssid / flags\n0\tlab\tany\t[CURRENT]\n".to_owned(),
+            "LIST_NETWORKS" => {
+                let bssid = self.wanted.map_or("any", |wanted| &self.accesses[wanted].bssid);
+                format!("network id / ssid / bssid / flags\n0\tlab\t{bssid}\t[CURRENT]\n")
+            }
             "SCAN" => {
                 let frequency = rest.strip_prefix("freq=").and_then(|text| text.parse().ok());
                 self.scanned = frequency.map(|frequency| (frequency, Instant::now() + Duration::from_millis(20)));

@@ -259,9 +259,8 @@ impl Daemon<'_> {
             return;
         }
         let wanted = WantedDevice::of(self.core.config());
-        let before = self.joined.take();
         self.remove_adhoc();
-        let made = wanted.clone().map(|wanted| self.make_device(wanted, before)).transpose();
+        let made = wanted.clone().map(|wanted| self.make_device(wanted)).transpose();
         let retry = made.is_err().then(|| now() + ADHOC_RETRY);
         self.adhoc_wanted = (wanted, retry);
         let done = made.map(|made| {
@@ -271,13 +270,13 @@ impl Daemon<'_> {
         self.log_and_retry("there is no ad-hoc device", done);
     }
 
-    fn make_device(&mut self, wanted: WantedDevice, before: Option<Joined>) -> Result<(AdhocThread, Option<Joined>), RequestError> {
+    fn make_device(&mut self, wanted: WantedDevice) -> Result<(AdhocThread, Option<Joined>), RequestError> {
         let (programs, network) = (&mut self.adhoc_programs, self.network.clone());
         match wanted {
             WantedDevice::Adhoc(settings) => Ok((AdhocThread::start(settings, programs, network)?, None)),
             WantedDevice::Network(settings) => {
                 let options = JoinOptions { network: settings, state_dir: self.state_dir.clone() };
-                let (device, joined) = Joined::start(&options, programs, network, (self.free.0.clone(), before))?;
+                let (device, joined) = Joined::start(&options, programs, network, (self.free.0.clone(), self.turn.clone()))?;
                 Ok((device, Some(joined)))
             }
         }

@@ -16,7 +16,7 @@ use braid_control::adhoc::AdhocSettings;
 use braid_control::config::NetworkSettings;
 use braid_http::{Api, Request, Server, Serving};
 use braid_model::key::PublicKey;
-use braid_model::{Mac, NetworkSnapshot, PerDirection, Rate};
+use braid_model::{Mac, NetworkSnapshot, PerDirection, Rate, Time};
 use braid_network::mobility::Report;
 use braid_network::station::{Order, RadioState, Served, Station};
 use braid_network::wire::{ALPN, Message, decode_message, encode_report};
@@ -34,9 +34,8 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
-use tokio::time::{interval, sleep, timeout};
+use tokio::sync::{Mutex, mpsc, watch};
+use tokio::time::{Instant, interval, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use crate::adhoc::{AdhocControls, AdhocThread};
@@ -57,6 +56,11 @@ const CONNECT: Duration = Duration::from_secs(5);
 const FREED: Duration = Duration::from_secs(1);
 /// Readings of the signals between two scans of a radio that is not in use.
 const SCANNED: u32 = 5;
+/// Time between two lines of the log about what the controller said, and characters of such a reason.
+const LOGGED: Duration = Duration::from_secs(10);
+const MAX_REASON: usize = 200;
+/// Time for the radios to be freed at the end.
+const ENDED: Duration = Duration::from_secs(3);
 /// Interval at which this process looks whether the device is still there.
 const LOOKED: Duration = Duration::from_millis(500);
 
@@ -102,37 +106,39 @@ async fn serve(options: JoinOptions, socket: &Path, ready: impl FnOnce(&str)) ->
     crate::privilege::narrow(false).context("cannot drop the privileges that are no longer needed")?;
     let (_follower, network) = Follower::start()?;
     let (free, _) = watch::channel(None);
+    let turn = Turn::default();
     let (device, joined) =
-        Joined::start(&options, &mut programs, network, (free, None)).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+        Joined::start(&options, &mut programs, network, (free, turn.clone())).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
     let (requests, mut inbox) = mpsc::channel(64);
     let (api, _feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
     ready(device.name());
     notify("READY=1");
     let mut look = interval(LOOKED);
-    loop {
+    let result = loop {
         tokio::select! {
-            _ = interrupt.recv() => break,
-            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break Ok(()),
+            _ = terminate.recv() => break Ok(()),
             _ = look.tick() => if device.has_ended() {
-                anyhow::bail!("{} is gone: somebody has removed it", device.name());
+                break Err(anyhow::anyhow!("{} is gone: somebody has removed it", device.name()));
             },
             request = inbox.recv() => match request {
                 Some(Request::ChangeAdhoc(_, reply)) => {
                     let _ = reply.send(Err(fixed("end `braid net join`, and join with others")));
                 }
                 Some(request) => if !device.answer(request) {
-                    break;
+                    break Ok(());
                 },
-                None => break,
+                None => break Ok(()),
             },
         }
-    }
+    };
     // The radios are freed while the device is still there.
-    joined.end().await;
+    drop(joined);
+    ended(&turn).await;
     drop(device);
     serving.end(Duration::from_secs(2)).await;
-    Ok(())
+    result
 }
 
 /// The error of a request to change the radios of a client.
@@ -147,12 +153,19 @@ pub(crate) type FreeCapacity = Option<PerDirection<Rate>>;
 /// A client at work: it directs the radios of a device. It ends when this is dropped, and then frees the radios.
 #[derive(Debug)]
 pub(crate) struct Joined {
-    end: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    _end: watch::Sender<()>,
+}
+
+/// What a client holds until it has freed its radios, so that the next one does not direct them, too.
+pub(crate) type Turn = Arc<Mutex<()>>;
+
+/// Waits until clients that were dropped have freed their radios, [`ENDED`] at most.
+pub(crate) async fn ended(turn: &Turn) {
+    let _ = timeout(ENDED, turn.lock()).await;
 }
 
 impl Joined {
-    /// Makes the device, and joins with it. `free` gets what the controller says about the access point in use; a client that was there `before` ends first.
+    /// Makes the device, and joins with it. `free` gets what the controller says about the access point in use. The client begins when it gets its turn.
     ///
     /// # Errors
     /// The radios have different addresses, or none exists; the key cannot be used; the device cannot be made.
@@ -160,7 +173,7 @@ impl Joined {
         options: &JoinOptions,
         programs: &mut Option<Box<AdhocPrograms>>,
         network: watch::Receiver<Arc<NetworkSnapshot>>,
-        (free, before): (watch::Sender<FreeCapacity>, Option<Self>),
+        (free, turn): (watch::Sender<FreeCapacity>, Turn),
     ) -> Result<(AdhocThread, Self), RequestError> {
         let failed = |error: anyhow::Error| RequestError::failed("Not joined", format!("{error:#}"));
         let NetworkSettings { device, accesses, controller, controller_key, supplicants } = &options.network;
@@ -179,25 +192,20 @@ impl Joined {
             radios: Vec::new(),
             session: None,
             refusal: String::new(),
+            logged: None,
             free,
         };
         let directory = supplicants.clone().unwrap_or_else(|| PathBuf::from(SUPPLICANTS));
         let radios = radios.into_iter().zip(accesses.iter().copied().chain(iter::repeat(None))).collect();
-        let (end, ended) = watch::channel(false);
+        let (end, ended) = watch::channel(());
         let controller = *controller;
-        let task = tokio::spawn(async move {
-            if let Some(before) = before {
-                before.end().await;
+        tokio::spawn(async move {
+            let _turn = turn.lock_owned().await;
+            if ended.has_changed().is_ok() {
+                client.run(radios, &directory, network, (controller, connector), ended).await;
             }
-            client.run(radios, &directory, network, (controller, connector), ended).await;
         });
-        Ok((device, Self { end, task }))
-    }
-
-    /// Ends, and waits until the radios are free.
-    pub(crate) async fn end(self) {
-        self.end.send_replace(true);
-        let _ = self.task.await;
+        Ok((device, Self { _end: end }))
     }
 }
 
@@ -241,18 +249,20 @@ struct Client {
     session: Option<mpsc::Sender<String>>,
     /// What the controller refused last.
     refusal: String,
+    /// When something that the controller said was logged last.
+    logged: Option<Time>,
     free: watch::Sender<FreeCapacity>,
 }
 
 impl Client {
-    /// Directs the radios until the other end of `ended` says so or is dropped.
+    /// Directs the radios until the other end of `ended` is dropped.
     async fn run(
         mut self,
         radios: Vec<(String, Option<Mac>)>,
         directory: &Path,
         network: watch::Receiver<Arc<NetworkSnapshot>>,
         (controller, connector): (SocketAddr, TlsConnector),
-        mut ended: watch::Receiver<bool>,
+        mut ended: watch::Receiver<()>,
     ) {
         let (news, mut from_radios) = mpsc::channel(64);
         let mut following = Vec::new();
@@ -289,8 +299,11 @@ impl Client {
         }
         talking.abort();
         self.radios.clear();
-        for task in following {
-            let _ = timeout(FREED, task).await;
+        let end = Instant::now() + FREED;
+        for mut task in following {
+            if timeout_at(end, &mut task).await.is_err() {
+                task.abort();
+            }
         }
     }
 
@@ -304,17 +317,23 @@ impl Client {
                 tracing::debug!("the controller: {notice:?}");
                 self.station.on_notice(notice);
             }
-            Talk::Message(Message::Welcome(host)) if host != self.own => tracing::warn!(
-                "the controller knows this client as host {host}, and its device has the address {}: give the radios that address, or change the \
-                 controller's configuration",
-                self.own
-            ),
-            // The controller may be anybody.
-            Talk::Message(Message::Refused(reason)) if reason != self.refusal => {
-                tracing::warn!("the controller refused something: {reason:?}");
-                self.refusal = reason;
+            Talk::Message(Message::Welcome(host)) if host != self.own => {
+                if self.may_log() {
+                    tracing::warn!(
+                        "the controller knows this client as host {host}, and its device has the address {}: give the radios that address, or change the \
+                         controller's configuration",
+                        self.own
+                    );
+                }
             }
-            Talk::Message(Message::Refused(_)) => {}
+            // The controller may be anybody.
+            Talk::Message(Message::Refused(reason)) => {
+                let reason: String = reason.chars().take(MAX_REASON).collect();
+                if reason != self.refusal && self.may_log() {
+                    tracing::warn!("the controller refused something: {reason:?}");
+                    self.refusal = reason;
+                }
+            }
             Talk::Message(Message::Free(free)) => {
                 let in_use = self.station.access_in_use();
                 let free = free.into_iter().find(|(access, _)| Some(*access) == in_use);
@@ -327,6 +346,15 @@ impl Client {
                 self.station.disconnected();
             }
         }
+    }
+
+    /// Whether something that the controller said may be logged now: it may say as much as it likes.
+    fn may_log(&mut self) -> bool {
+        let may = self.logged.is_none_or(|logged| now().since(logged) >= LOGGED);
+        if may {
+            self.logged = Some(now());
+        }
+        may
     }
 
     /// Does what follows from the last event: first the device, so that it drops copies before the network may send some.
@@ -450,6 +478,8 @@ impl Radio {
     async fn by_supplicant(&mut self, mut supplicant: Supplicant, orders: &mut mpsc::Receiver<Order>) -> std::io::Result<()> {
         let _ = self.news.send(News::Enters(self.place, true)).await;
         let mut state = supplicant.state().await?;
+        // One that was killed may have bound it to an access point.
+        supplicant.unbind().await?;
         let mut read = interval(SIGNALS);
         let mut readings = 0u32;
         loop {
@@ -457,12 +487,13 @@ impl Radio {
                 supplicant.unbind().await?;
             }
             if !self.tell(radio_state(state)).await {
-                return Ok(());
+                return supplicant.free_if_idle(state).await;
             }
             tokio::select! {
                 changed = supplicant.changed() => state = changed?,
                 order = orders.recv() => {
-                    let outcome = match order {
+                    // What waits when this process ends is not carried out any more.
+                    let outcome = match order.filter(|_| !orders.is_closed()) {
                         None => return supplicant.free_if_idle(state).await,
                         // They were given before this radio came into use.
                         Some(Order::Leave { .. } | Order::Enter { interrupts: false, .. }) if self.is_in_use() => Ok(()),
@@ -484,7 +515,7 @@ impl Radio {
                     state = now;
                     let signals = signals.into_iter().map(|(bssid, dbm)| (AccessId(bssid), Signal(dbm)));
                     if self.news.send(News::Signals(signals.collect())).await.is_err() {
-                        return Ok(());
+                        return supplicant.free_if_idle(state).await;
                     }
                 },
             }

@@ -60,7 +60,7 @@ pub mod watchdog;
 use crate::adhoc::AdhocThread;
 use crate::answers::WantedDevice;
 use crate::datapath::Datapath;
-use crate::joined::{FreeCapacity, Joined};
+use crate::joined::{FreeCapacity, Joined, Turn};
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
@@ -268,6 +268,7 @@ async fn live(
         supplied: None,
         adhoc: None,
         joined: None,
+        turn: Turn::default(),
         free: watch::channel(None),
         state_dir: state_dir.clone(),
         radios: BTreeSet::new(),
@@ -332,9 +333,9 @@ async fn live(
     let released = daemon.core.release_moves();
     daemon.log_and_retry("moved flows may end when Braid stops", released);
     drop(events);
-    if let Some(joined) = daemon.joined.take() {
-        joined.end().await;
-    }
+    // The radios are freed while the device is still there.
+    daemon.joined = None;
+    joined::ended(&daemon.turn).await;
     // This also ends the listeners' streams.
     drop(daemon);
     serving.end(Duration::from_secs(2)).await;
@@ -404,6 +405,8 @@ struct Daemon<'a> {
     adhoc: Option<AdhocThread>,
     /// What directs its radios, if it has joined a network.
     joined: Option<Joined>,
+    /// Held by that, and by one before it that has not ended yet.
+    turn: Turn,
     /// What that network says about its access point in use.
     free: (watch::Sender<FreeCapacity>, watch::Receiver<FreeCapacity>),
     /// State directory.
@@ -627,13 +630,6 @@ impl Daemon<'_> {
                     let done = self.core.on_profiles(now(), &question, answer);
                     self.log_and_retry(STEERING, done);
                 }
-                Ok(()) = self.free.1.changed() => {
-                    let free = *self.free.1.borrow_and_update();
-                    if let Some((free, device)) = free.zip(self.adhoc.as_ref().filter(|_| self.joined.is_some())) {
-                        let done = self.core.on_free_capacity(now(), device.name(), free);
-                        self.log_and_retry(STEERING, done);
-                    }
-                }
                 Some(change) = self.changes.recv() => {
                     let done = self.on_change(change);
                     self.log_and_retry(STEERING, done);
@@ -687,6 +683,7 @@ impl Daemon<'_> {
 
     /// Once a second: records each link's activity and sends updates to listeners.
     fn on_second(&mut self, time: Time) {
+        self.take_free_capacity(time);
         let bonded = self.peers.flows_by_device();
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
         let rates = self.peers.busy_rates();
@@ -705,6 +702,18 @@ impl Daemon<'_> {
             self.updates = self.updates.wrapping_add(1);
             let rest = self.rest(time, apps);
             self.handler.send_changes(&self.core, time, rest);
+        }
+    }
+
+    /// Takes what the controller of the joined network reported last. It may report as often as it likes, so this is done once a second at most.
+    fn take_free_capacity(&mut self, time: Time) {
+        if !self.free.1.has_changed().unwrap_or(false) {
+            return;
+        }
+        let free = *self.free.1.borrow_and_update();
+        if let Some((free, device)) = free.zip(self.adhoc.as_ref().filter(|_| self.joined.is_some())) {
+            let done = self.core.on_free_capacity(time, device.name(), free);
+            self.log_and_retry(STEERING, done);
         }
     }
 

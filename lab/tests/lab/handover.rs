@@ -55,9 +55,8 @@ fn one_radio_moves_and_its_flows_go_on() {
     let lab = one_link();
     let made = Walk::start(&lab, &braid(), plan("", 1)).unwrap();
     for one in walk(&made) {
-        assert!(one.lost * 2 < one.sent as usize && one.repeated == 0, "{one:?}");
         // Entering takes 100 ms each time.
-        assert!(one.lost > 3 * 100 / 5 / 2, "{one:?}");
+        assert!(one.lost > 3 * 100 / 5 / 2 && one.repeated == 0, "{one:?}");
     }
 }
 

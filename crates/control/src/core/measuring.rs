@@ -7,6 +7,9 @@ use super::Core;
 use crate::links::{Link, Measured};
 use crate::steering::{Steering, SteeringError};
 
+/// What an access point that others fill still carries for this host.
+const FULL: Rate = Rate::from_bps(64_000);
+
 /// A measurement to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Measurement {
@@ -66,7 +69,9 @@ impl<S: Steering> Core<S> {
         let Some(link) = self.links.values_mut().find(|link| link.facts.name == device) else { return Ok(()) };
         for direction in [Direction::Down, Direction::Up] {
             let own = link.rate[direction].unwrap_or(Rate::ZERO);
-            link.capacity[direction].on_measured(now, Rate::from_bps(free[direction].bps().saturating_add(own.bps())));
+            // A rate of zero would count as no measurement, and a full access point keep the estimate of an idle one.
+            let rate = Rate::from_bps(free[direction].bps().saturating_add(own.bps())).max(FULL);
+            link.capacity[direction].on_measured(now, rate);
         }
         self.update_params(now)
     }

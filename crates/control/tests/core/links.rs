@@ -415,4 +415,7 @@ fn what_a_network_has_free_and_the_own_traffic_are_the_capacity() {
     world.core.all_links_mut().next().unwrap().rate = PerDirection { down: Some(Rate::from_mbps(5)), up: None };
     world.core.on_free_capacity(now, "wlan0", free).unwrap();
     assert_eq!(rates(&mut world), PerDirection { down: Rate::from_mbps(17), up: Rate::from_mbps(3) });
+    world.core.all_links_mut().next().unwrap().rate = PerDirection::both(None);
+    world.core.on_free_capacity(now, "wlan0", PerDirection::both(Rate::ZERO)).unwrap();
+    assert!(rates(&mut world).down < Rate::from_mbps(1), "others fill the access point");
 }

@@ -46,7 +46,8 @@ pub struct Supplicant {
 }
 
 impl Supplicant {
-    /// Connects, and asks for events. `own` is a number that nobody else can foresee. Must be called inside a tokio runtime.
+    /// Connects, and asks for events. `own` is a number that nobody else can foresee. Must be called inside a tokio runtime. If the radio's network is bound to
+    /// one access point, [`unbind`](Self::unbind) ends that.
     ///
     /// # Errors
     /// There is no such socket, the rights are missing, or nobody answers at it.
@@ -59,6 +60,8 @@ impl Supplicant {
         let mut supplicant =
             Self { socket: UnixDatagram::from_std(socket)?, events: VecDeque::new(), bound: None, buffer: vec![0; LONGEST] };
         supplicant.done("ATTACH").await?;
+        // One that ended in the middle of an order may have left it bound.
+        supplicant.bound = supplicant.network().await?.filter(|(_, bssid)| bssid != "any").map(|(id, _)| id);
         Ok(supplicant)
     }
 
@@ -111,9 +114,8 @@ impl Supplicant {
         if is_in {
             return self.done(&format!("ROAM {bssid}")).await;
         }
-        let networks = self.command("LIST_NETWORKS").await?;
-        let id = networks.lines().nth(1).and_then(|line| line.split('\t').next()).filter(|id| id.parse::<u32>().is_ok());
-        let id = id.ok_or_else(|| io::Error::other("wpa_supplicant has no network: configure one for the radio"))?.to_owned();
+        let network = self.network().await?.map(|(id, _)| id);
+        let id = network.ok_or_else(|| io::Error::other("wpa_supplicant has no network: configure one for the radio"))?;
         self.done(&format!("BSSID {id} {bssid}")).await?;
         self.bound = Some(id);
         self.done("REASSOCIATE").await
@@ -182,6 +184,15 @@ impl Supplicant {
             signals.push((own, dbm));
         }
         Ok((state, signals))
+    }
+
+    /// The number of the first network, and the access point to which it is bound, or `any`.
+    async fn network(&mut self) -> io::Result<Option<(String, String)>> {
+        let networks = self.command("LIST_NETWORKS").await?;
+        // network id, ssid, bssid, flags
+        let mut fields = networks.lines().nth(1).unwrap_or_default().split('\t');
+        let (id, bssid) = (fields.next().filter(|id| id.parse::<u32>().is_ok()), fields.nth(1));
+        Ok(id.zip(bssid).map(|(id, bssid)| (id.to_owned(), bssid.to_owned())))
     }
 
     async fn done(&mut self, command: &str) -> io::Result<()> {
@@ -341,7 +352,7 @@ mod tests {
                     // An event comes between a command and its answer.
                     "LIST_NETWORKS" => {
                         answer("<3>CTRL-EVENT-CONNECTED - Connection to 02:00:00:00:01:02 completed");
-                        answer("network id / ssid / bssid / flags\n3\ta b\tany\t[CURRENT]\n");
+                        answer("network id / ssid / bssid / flags\n3\ta b\t02:00:00:00:01:09\t[CURRENT]\n");
                     }
                     "SCAN freq=2462" => answer("FAIL-BUSY\n"),
                     "BSSID 3 02:00:00:00:01:02" | "BSSID 3 00:00:00:00:00:00" => answer("OK\n"),
@@ -355,6 +366,7 @@ mod tests {
             }
         });
         let mut supplicant = Supplicant::open(directory.path(), "wlan0", 7).await.unwrap();
+        supplicant.unbind().await.unwrap();
         supplicant.enter(BSSID, 11).await.unwrap();
         assert_eq!(supplicant.changed().await.unwrap(), WifiState::Attached(BSSID));
         supplicant.free().await.unwrap();
@@ -362,6 +374,8 @@ mod tests {
         assert_eq!(error, "wpa_supplicant refused DISCONNECT: FAIL");
         let expected = [
             "ATTACH",
+            "LIST_NETWORKS",
+            "BSSID 3 00:00:00:00:00:00",
             "STATUS",
             "SCAN freq=2462",
             "LIST_NETWORKS",
