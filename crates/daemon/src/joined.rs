@@ -52,6 +52,8 @@ const CONNECTED_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration:
 const LASTED: Duration = Duration::from_secs(10);
 /// Time to connect.
 const CONNECT: Duration = Duration::from_secs(5);
+/// Time for the kernel to see the carrier of a radio that has entered an access point.
+const CARRIER: Duration = Duration::from_millis(500);
 /// Time for wpa_supplicant to take back a radio when this process ends.
 const FREED: Duration = Duration::from_secs(1);
 /// Readings of the signals between two scans of a radio that is not in use.
@@ -463,8 +465,8 @@ impl Radio {
     async fn by_carrier(&mut self, orders: &mut mpsc::Receiver<Order>) {
         let _ = self.news.send(News::Enters(self.place, false)).await;
         loop {
-            let has_carrier = self.network.borrow_and_update().interfaces.iter().any(|facts| facts.name == self.name && facts.carrier);
-            if !self.tell(if has_carrier { RadioState::Attached(self.access.map(AccessId)) } else { RadioState::Idle }).await {
+            let is_attached = has_carrier(&self.network.borrow_and_update(), &self.name);
+            if !self.tell(if is_attached { RadioState::Attached(self.access.map(AccessId)) } else { RadioState::Idle }).await {
                 return;
             }
             tokio::select! {
@@ -485,6 +487,9 @@ impl Radio {
         loop {
             if matches!(state, WifiState::Attached(_)) {
                 supplicant.unbind().await?;
+                // Until the kernel has seen it, frames to and from this radio are dropped.
+                let name = self.name.clone();
+                let _ = timeout(CARRIER, self.network.wait_for(|network| has_carrier(network, &name))).await;
             }
             if !self.tell(radio_state(state)).await {
                 return supplicant.free_if_idle(state).await;
@@ -521,6 +526,10 @@ impl Radio {
             }
         }
     }
+}
+
+fn has_carrier(network: &NetworkSnapshot, radio: &str) -> bool {
+    network.interfaces.iter().any(|facts| facts.name == radio && facts.carrier)
 }
 
 fn radio_state(state: WifiState) -> RadioState {

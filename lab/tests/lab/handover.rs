@@ -8,7 +8,8 @@ use braid_lab::{Lab, LinkSpec};
 
 /// Interval of datagrams.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// What a busy machine may lose in its switches of three handovers. One radio loses ten times as many in each; `braid-lab bench handover` counts.
+/// What a busy machine may lose in its switches of three handovers, or get twice while a host changes its radio. One radio loses ten times as many in each;
+/// `braid-lab bench handover` counts.
 const STRAY: usize = 3;
 
 fn one_link() -> Lab {
@@ -42,7 +43,7 @@ fn two_radios_lose_next_to_nothing() {
         let lab = one_link();
         let made = Walk::start(&lab, &braid(), plan(options, 2)).unwrap();
         for one in walk(&made) {
-            assert!(one.sent > 200 && one.lost <= STRAY && one.repeated == 0, "{options}{one:?}\n{}", made.joined.log());
+            assert!(one.sent > 200 && one.lost + one.repeated <= STRAY, "{options}{one:?}\n{}", made.joined.log());
         }
     }
 }
@@ -118,7 +119,7 @@ fn the_daemon_joins_and_takes_what_the_network_says_as_its_links_capacity() {
         })
     });
     for one in walk(&made) {
-        assert!(one.sent > 200 && one.lost <= STRAY && one.repeated == 0, "{one:?}\n{}", made.joined.log());
+        assert!(one.sent > 200 && one.lost + one.repeated <= STRAY, "{one:?}\n{}", made.joined.log());
     }
     let refused = ask(&["adhoc", "set", "--priority", "wlan0=1"]);
     assert!(text(&refused.stderr).contains("change [network] in the configuration"), "{}", text(&refused.stderr));
