@@ -65,6 +65,13 @@ export function switchTable() {
   return { node: card('switches', 'Switches', node), show: showAll };
 }
 
+/** What is reserved from hosts and to hosts, and whether the switch enforces it. */
+function reserved({ reserved_up_bps: up, reserved_down_bps: down, enforces_up: of_up, enforces_down: of_down }) {
+  if (!up && !down) return NONE;
+  const text = `${rate(up)} from, ${rate(down)} to`;
+  return (up && !of_up) || (down && !of_down) ? [`${text} (only counted)`, 'warn'] : text;
+}
+
 const ACCESS_COLUMNS = [
   ['Access point', ({ one }) => one.id],
   ['Port', ({ one }) => placeName(one.place)],
@@ -75,6 +82,7 @@ const ACCESS_COLUMNS = [
   ['From hosts', ({ one }) => rate(one.rate_up_bps), true],
   ['To hosts', ({ one }) => rate(one.rate_down_bps), true],
   ['Capacity', ({ one }) => rate(one.capacity_bps), true],
+  ['Reserved', ({ one }) => reserved(one), true],
   ['In use', ({ one }) => percent(usedShare(one), 0), true],
   ['Load', ({ one }) => (usedShare(one) === null ? NONE : usedShare(one) > BUSY ? ['Busy', 'warn'] : 'Normal')],
 ];

@@ -43,6 +43,8 @@ pub struct AccessPoint {
     pub port: u32,
     /// The switch's datapath id.
     pub datapath: u64,
+    /// What it carries in each direction, as the controller is told.
+    pub capacity_mbps: u32,
     bridge: String,
 }
 
@@ -59,19 +61,38 @@ impl AccessPoint {
              link set dev {peer} type bridge_slave learning off\n"
         ))?;
         let port = switches.port(switch, &port)?;
-        Ok(Self { bssid: format!("02:00:00:00:0a:{number:02x}"), channel: u16::from(number), entry, port, datapath, bridge })
+        Ok(Self {
+            bssid: format!("02:00:00:00:0a:{number:02x}"),
+            channel: u16::from(number),
+            entry,
+            port,
+            datapath,
+            capacity_mbps: 54,
+            bridge,
+        })
+    }
+
+    /// Limits what it sends to its hosts, in Mbit/s.
+    ///
+    /// # Errors
+    /// `tc` fails.
+    pub fn limit(&self, lab: &Lab, mbps: u32) -> Result<()> {
+        // The switch's end of its cable, with a queue of some 40 packets.
+        let arguments = format!("qdisc replace dev ap{} root tbf rate {mbps}mbit burst 16kb limit 60kb", self.channel);
+        printed(lab.client().command("tc")?.args(arguments.split(' '))).map(drop)
     }
 
     /// Its entry in the controller's configuration.
     fn config(&self) -> String {
         let kind = if self.entry > SLOW { "cellular" } else { "wifi" };
         format!(
-            "[[access]]\nid = \"{}\"\nswitch = \"{:x}\"\nport = {}\nkind = \"{kind}\"\nchannel = {}\nentry = \"{}ms\"\ncapacity = \"54 Mbit/s\"\n",
+            "[[access]]\nid = \"{}\"\nswitch = \"{:x}\"\nport = {}\nkind = \"{kind}\"\nchannel = {}\nentry = \"{}ms\"\ncapacity = \"{} Mbit/s\"\n",
             self.bssid,
             self.datapath,
             self.port,
             self.channel,
-            self.entry.as_millis()
+            self.entry.as_millis(),
+            self.capacity_mbps
         )
     }
 }
@@ -185,6 +206,14 @@ impl Roamer {
     /// # Errors
     /// The device does not come up within a minute.
     pub fn join(&self, braid: &Path, key: Option<&str>) -> Result<Joined> {
+        self.join_with(braid, key, &[])
+    }
+
+    /// The same, with more options.
+    ///
+    /// # Errors
+    /// The device does not come up within a minute.
+    pub fn join_with(&self, braid: &Path, key: Option<&str>, more: &[&str]) -> Result<Joined> {
         let log = self.directory.join("join.log");
         let mut command = self.namespace.command(braid)?;
         command.args(["net", "join", "--controller", &CLIENTS_AT.to_string(), "--name", "net0"]);
@@ -193,7 +222,7 @@ impl Roamer {
             command.args(["--radio", &format!("wlan{radio}")]);
         }
         command.arg("--supplicant").arg(self.directory.join("wpa")).arg("--state-dir").arg(self.directory.join("state"));
-        command.arg("--socket").arg(self.socket());
+        command.arg("--socket").arg(self.socket()).args(more);
         self.joined(command, log)
     }
 
@@ -202,11 +231,19 @@ impl Roamer {
     /// # Errors
     /// The device does not come up within a minute.
     pub fn join_by_daemon(&self, braid: &Path) -> Result<Joined> {
+        self.join_by_daemon_with(braid, "")
+    }
+
+    /// The same, with more in the daemon's configuration.
+    ///
+    /// # Errors
+    /// The device does not come up within a minute.
+    pub fn join_by_daemon_with(&self, braid: &Path, more: &str) -> Result<Joined> {
         let (log, config) = (self.directory.join("daemon.log"), self.directory.join("braid.toml"));
         let radios: Vec<String> = (0..self.radios.len()).map(|radio| format!("\"wlan{radio}\"")).collect();
         let supplicants = self.directory.join("wpa");
         let text = format!(
-            "[network]\nradios = [{}]\ncontroller = \"{CLIENTS_AT}\"\nsupplicants = \"{}\"\n[[link]]\nname = \"net0\"\n",
+            "[network]\nradios = [{}]\ncontroller = \"{CLIENTS_AT}\"\nsupplicants = \"{}\"\n[[link]]\nname = \"net0\"\n{more}",
             radios.join(", "),
             supplicants.display()
         );

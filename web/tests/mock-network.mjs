@@ -9,11 +9,12 @@ export const PLAIN = '02:00:5e:10:00:0b';
 const ACCESSES = ['02:aa:00:00:00:01', '02:aa:00:00:00:02', '02:aa:00:00:00:03'];
 export const [WIFI, OTHER_WIFI, CELLULAR] = ACCESSES;
 
-const host = (mac, addresses, at, more = {}) => ({ mac, addresses, attachments: [at], active: [at], manager: 'hard', client: false, ...more });
+const UNRESERVED = { reservable_bps: 10e6, reserved_up_bps: 0, reserved_down_bps: 0, enforces_up: true, enforces_down: true };
+const host = (mac, addresses, at, more = {}) => ({ mac, addresses, attachments: [at], active: [at], manager: 'hard', client: false, reservation: null, ...more });
 
 /** Three switches in a ring, three access points, a client of Braid at one of them, and two other hosts. */
 export function ring() {
-  const access = (id, at, kind, channel, more) => ({ id, place: at, kind, channel, serves: true, capacity_bps: 20e6, rate_up_bps: null, rate_down_bps: null, ...more });
+  const access = (id, at, kind, channel, more) => ({ id, place: at, kind, channel, serves: true, capacity_bps: 20e6, rate_up_bps: null, rate_down_bps: null, ...UNRESERVED, ...more });
   return {
     listens: ['192.0.2.1:6653'],
     switches: [1, 2, 3].map((id) => ({

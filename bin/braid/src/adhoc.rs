@@ -105,6 +105,10 @@ fn show(page: &mut Page<'_>, status: &AdhocStatus) -> io::Result<()> {
     for warning in &status.warnings {
         page.toned(Tone::Doubtful, &format!("warning: {warning}"))?;
     }
+    if let Some(reservation) = &status.reservation {
+        let tone = if reservation.reason.is_some() { Tone::Doubtful } else { Tone::Good };
+        page.toned(tone, &format!("the network is {}", crate::show::reservation(reservation)))?;
+    }
     if status.saving_power {
         page.line("the battery is low: only the radio with the least energy is used")?;
     }

@@ -9,6 +9,8 @@ use anyhow::Context as _;
 use braid_api::{Accepted, NetworkAccess, NetworkChange, NetworkPlace, NetworkStatus};
 use braid_daemon::controller::{self, ControllerOptions, Listens};
 
+use braid_model::Rate;
+
 use crate::cli::{Net, NetAction};
 use crate::client::{self, ClientError};
 use crate::table::{Cell, Page, Tone, cell, numbers, percent, rate, toned, words};
@@ -106,7 +108,18 @@ fn access(access: &NetworkAccess) -> Vec<Cell> {
         cell(rate(access.rate_up_bps)),
         cell(rate(access.rate_down_bps)),
         cell(percent(used)),
+        reserved(access.reserved_up_bps, access.enforces_up),
+        reserved(access.reserved_down_bps, access.enforces_down),
     ]
+}
+
+/// What is reserved in a direction, and whether that is enforced.
+fn reserved(bps: u64, enforces: bool) -> Cell {
+    match (bps, enforces) {
+        (0, _) => cell(rate(None)),
+        (_, true) => cell(rate(Some(bps))),
+        (_, false) => toned(Some(format!("{} (only counted)", Rate::from_bps(bps))), Tone::Doubtful),
+    }
 }
 
 /// A datapath id without leading zeros.
@@ -155,8 +168,17 @@ fn show(page: &mut Page<'_>, status: &NetworkStatus) -> io::Result<()> {
             numbers("FROM HOSTS"),
             numbers("TO HOSTS"),
             numbers("USED"),
+            numbers("RESERVED FROM"),
+            numbers("RESERVED TO"),
         ];
         page.table(&columns, &status.accesses.iter().map(access).collect::<Vec<_>>(), "")?;
+        for host in &status.hosts {
+            if let Some((reservation, reason)) = host.reservation.as_ref().and_then(|one| Some((one, one.reason.as_ref()?))) {
+                let asked = [reservation.asked_down_bps, reservation.asked_up_bps].map(Rate::from_bps);
+                let text = format!("{} asks to reserve {} down and {} up, which is not kept: {reason}", host.mac, asked[0], asked[1]);
+                page.toned(Tone::Doubtful, &text)?;
+            }
+        }
         page.line("")?;
     }
     let columns = [words("HOST"), words("AT"), words("ACTIVE"), words("MANAGER"), words("BRAID"), words("ADDRESSES")];

@@ -6,6 +6,7 @@ use braid_api::{AdhocChange, AdhocUp};
 use braid_control::adhoc::AdhocSettings;
 use braid_control::config::NetworkSettings;
 use braid_daemon::joined::{self, JoinOptions, client_key};
+use braid_model::PerDirection;
 
 use crate::cli::{Device, Identity, NetJoin};
 use crate::start;
@@ -31,7 +32,8 @@ pub(crate) fn join(join: NetJoin, verbose: u8) -> anyhow::Result<()> {
         supplicants: Some(join.supplicant),
     };
     let device = Device { name: join.name, socket: join.socket };
-    let options = JoinOptions { network, state_dir: join.identity.state_dir };
+    let reserve = PerDirection { down: join.reserve_down.unwrap_or_default(), up: join.reserve_up.unwrap_or_default() };
+    let options = JoinOptions { network, state_dir: join.identity.state_dir, reserve };
     joined::run(options, &device.own_socket(), |name| {
         let _ = writeln!(io::stdout(), "{name} is up until this process ends (Ctrl-C, or `braid adhoc down --name {name}`)");
     })

@@ -4,7 +4,8 @@ use std::io;
 
 use braid_api::{
     App, AppEntry, Candidate, ClientStatus, DetectionView, DoctorReport, Explanation, Fact, Flow, FlowShare, LinkProfile, LinkState,
-    LinkStatus, MeasurementView, Optimum, Outcome, PathState, Peer, PeerKind, PolicyView, ProgramRule, Share, SkippedRule, Status, Verdict,
+    LinkStatus, MeasurementView, NetworkReservation, Optimum, Outcome, PathState, Peer, PeerKind, PolicyView, ProgramRule, Share,
+    SkippedRule, Status, Verdict,
 };
 use braid_model::Rate;
 
@@ -579,6 +580,15 @@ fn optimum_text(optimum: &Optimum) -> String {
     format!("{reached} {met} {target}, {:.2} J; bonded traffic by weight: {weights}{marginal}", optimum.energy_j)
 }
 
+/// What a network keeps of what a host asked it to reserve.
+pub(crate) fn reservation(reservation: &NetworkReservation) -> String {
+    let rates = |down: u64, up: u64| format!("{} down and {} up", Rate::from_bps(down), Rate::from_bps(up));
+    let mut says = vec![format!("asked to reserve {}", rates(reservation.asked_down_bps, reservation.asked_up_bps))];
+    says.extend(reservation.kept.iter().map(|kept| format!("{} keeps {}", kept.access, rates(kept.down_bps, kept.up_bps))));
+    says.extend(reservation.reason.as_ref().map(|reason| format!("not kept: {reason}")));
+    says.join("; ")
+}
+
 /// What preferences give a flow on its link.
 fn flow_share(page: &mut Page<'_>, share: &FlowShare) -> io::Result<()> {
     let mut says = vec![format!("weight {}", share.weight)];
@@ -599,6 +609,9 @@ fn flow_share(page: &mut Page<'_>, share: &FlowShare) -> io::Result<()> {
             None => note.map(str::to_owned),
         });
         page.line(format!("  {name:<8} {}", says.join(", ")))?;
+    }
+    if let Some(network) = &share.network {
+        page.line(format!("  network  {}", reservation(network)))?;
     }
     share.note.as_ref().map_or(Ok(()), |note| page.line(format!("  note     {note}")))
 }

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::NetworkReservation;
+
 /// The ad-hoc device: one Ethernet device over several radios.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AdhocStatus {
@@ -32,6 +34,9 @@ pub struct AdhocStatus {
     pub counts: AdhocCounts,
     /// Warnings: another host with the same address, radios in one network.
     pub warnings: Vec<String>,
+    /// What the host has asked the controller of its network to reserve; `null`: nothing, or the device has joined no network.
+    #[serde(default)]
+    pub reservation: Option<NetworkReservation>,
 }
 
 /// A radio: a device below the ad-hoc device.

@@ -156,6 +156,9 @@ pub struct FlowShare {
     pub up: ShareDirection,
     /// Reason why the preferences have no effect on the flow; `null` if they have.
     pub note: Option<String>,
+    /// What the network of the link keeps for the guarantees of all its flows; `null` if Braid has asked it for nothing.
+    #[serde(default)]
+    pub network: Option<crate::NetworkReservation>,
 }
 
 /// A flow's share of its link in one direction.

@@ -38,7 +38,10 @@ pub use flow::{Flow, LinkBytes};
 pub use live::{
     AppHistory, AppSample, AppsSample, Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint,
 };
-pub use network::{NetworkAccess, NetworkChange, NetworkHost, NetworkLink, NetworkPlace, NetworkPort, NetworkStatus, NetworkSwitch};
+pub use network::{
+    NetworkAccess, NetworkChange, NetworkHost, NetworkKept, NetworkLink, NetworkPlace, NetworkPort, NetworkReservation, NetworkStatus,
+    NetworkSwitch,
+};
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementView, PolicyView, UtilityView, VirtualInterfaceView};
 pub use problem::{Finding, Problem};

@@ -87,6 +87,16 @@ pub struct NetworkAccess {
     pub rate_up_bps: Option<u64>,
     /// What goes to its hosts; `null`: not measured.
     pub rate_down_bps: Option<u64>,
+    /// What of its capacity clients may reserve together, in bits per second.
+    pub reservable_bps: u64,
+    /// What clients have reserved of what comes from hosts, in bits per second.
+    pub reserved_up_bps: u64,
+    /// What clients have reserved of what goes to hosts, in bits per second.
+    pub reserved_down_bps: u64,
+    /// Whether its switch limits others to what is not reserved of what comes from hosts. If not, reservations are only counted.
+    pub enforces_up: bool,
+    /// The same for what goes to hosts.
+    pub enforces_down: bool,
 }
 
 /// A host.
@@ -104,6 +114,32 @@ pub struct NetworkHost {
     pub manager: String,
     /// Whether it runs Braid and reports where it is.
     pub client: bool,
+    /// What it has asked to be reserved; `null`: nothing.
+    pub reservation: Option<NetworkReservation>,
+}
+
+/// Rates that a host asked its network to reserve, and what became of that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkReservation {
+    /// The rate towards the host that it asked for, in bits per second.
+    pub asked_down_bps: u64,
+    /// The rate away from it that it asked for, in bits per second.
+    pub asked_up_bps: u64,
+    /// The access points that keep a reservation for it. One whose host asks for more than is left stays as it is.
+    pub kept: Vec<NetworkKept>,
+    /// Why it is not kept as asked for at all access points over which the host's packets go; `null`: it is.
+    pub reason: Option<String>,
+}
+
+/// What an access point keeps for a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkKept {
+    /// Address of the access point.
+    pub access: String,
+    /// The rate towards the host, in bits per second.
+    pub down_bps: u64,
+    /// The rate away from it, in bits per second.
+    pub up_bps: u64,
 }
 
 /// A change for a host: either its manager, or where it goes.

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use braid_control::config::Finding;
+use braid_decide::policy::Portion;
 use braid_model::key::PublicKey;
 use braid_model::{Mac, Rate};
 use braid_network::mobility::{FlowMode, NAMES};
@@ -89,6 +90,9 @@ const PROTOCOLS: [(&str, u8); 3] = [("icmp", 1), ("tcp", 6), ("udp", 17)];
 const MAX_PORT: u64 = 0xffff_ff00;
 /// The least rate that meters express.
 const LEAST_LIMIT: Rate = Rate::from_bps(1000);
+/// What clients may reserve of an access point that does not say it, and the most that one may say.
+const RESERVABLE: Portion = Portion::Share(0.5);
+const MOST_RESERVABLE: f64 = 0.9;
 /// Most copies of a flow.
 const MAX_COPIES: u64 = 8;
 /// Longest name of a slice in bytes.
@@ -196,10 +200,35 @@ fn access(mut section: Section<'_>, ids: &mut Lines<Mac>, places: &mut Lines<Pla
     let entry = section.take("entry").and_then(|value| value.duration()).unwrap_or_default();
     let capacity = section.need("capacity", "write capacity = \"100 Mbit/s\": what it carries in each direction");
     let capacity = capacity.and_then(|value| rate(&value));
+    let reservable = section.take("reservable").map_or(Some(RESERVABLE), |value| reservable(&value, capacity));
     section.finish();
     let place = Place::new(switch?, port? as u32);
     only(places, place, reader, &span, "an access point at this port")?;
-    Some(Access { id: AccessId(id?), place, kind, channel: Channel(channel as u16), entry, capacity: capacity? })
+    let (capacity, channel) = (capacity?, Channel(channel as u16));
+    let reservable = reservable?.of(Some(capacity)).unwrap_or_default();
+    Some(Access { id: AccessId(id?), place, kind, channel, entry, capacity, reservable })
+}
+
+/// What clients may reserve of an access point.
+fn reservable(value: &Value<'_>, capacity: Option<Rate>) -> Option<Portion> {
+    const WANTED: &str = "a rate such as \"8 Mbit/s\", or a percentage of the capacity such as \"50 %\"; 0 for none";
+    if let Some(percent) = value.is_text().then(|| value.text()).flatten().and_then(|text| text.trim().strip_suffix('%')) {
+        let number = percent.trim().parse::<f64>().ok().filter(|number| (0.0..=MOST_RESERVABLE * 100.0).contains(number));
+        return match number {
+            Some(number) => Some(Portion::Share(number / 100.0)),
+            None => {
+                value.refuse(format!("{percent:?} is not a percentage from 0 to {}", MOST_RESERVABLE * 100.0), format!("write {WANTED}"))
+            }
+        };
+    }
+    let rate: Rate = value.quantity(WANTED)?;
+    match capacity.map(|capacity| capacity.scale(MOST_RESERVABLE)).filter(|most| rate > *most) {
+        Some(most) => value.refuse(
+            format!("{rate} leaves too little to hosts without a reservation"),
+            format!("write at most {most}, which is {} % of the capacity", MOST_RESERVABLE * 100.0),
+        ),
+        None => Some(Portion::Rate(rate)),
+    }
 }
 
 fn slice(mut section: Section<'_>, names: &mut Lines<String>) -> Option<SliceSettings> {

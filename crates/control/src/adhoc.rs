@@ -907,6 +907,7 @@ impl<R: Radios> Adhoc<R> {
             neighbours: self.rows(now),
             counts,
             warnings: self.warnings.keys().cloned().collect(),
+            reservation: None,
         })
     }
 

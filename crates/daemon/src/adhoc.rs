@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Context;
-use braid_api::{Accepted, AdhocChange, AdhocStatus, AdhocUp};
+use braid_api::{Accepted, AdhocChange, AdhocStatus, AdhocUp, NetworkReservation};
 use braid_control::RequestError;
 use braid_control::adhoc::group::GroupKey;
 use braid_control::adhoc::{Adhoc, AdhocSettings};
@@ -43,6 +43,7 @@ enum Command {
     Change(AdhocChange, ReplySender<Accepted>),
     LowBattery(bool),
     Serve { over: u32, merges: bool },
+    Reservation(Option<NetworkReservation>),
     End,
 }
 
@@ -85,7 +86,7 @@ impl AdhocThread {
         let radios = Arc::new(Mutex::new(names(&settings)));
         let adhoc = Adhoc::new(device, settings, mac, instance, secret);
         let adhoc = key.into_iter().fold(adhoc, Adhoc::with_key);
-        let worker = Worker { adhoc, network, orders, trouble: None, radios: radios.clone() };
+        let worker = Worker { adhoc, network, orders, trouble: None, reservation: None, radios: radios.clone() };
         let thread = thread::Builder::new().name("braid-adhoc".to_owned()).spawn(move || worker.run());
         let thread = thread.map_err(|error| RequestError::failed("Not made", format!("cannot start its thread: {error}")))?;
         Ok(Self { name, commands, thread: Some(thread), low_battery: false, radios })
@@ -166,6 +167,11 @@ impl AdhocControls {
     pub(crate) fn serve(&self, over: u32, merges: bool) {
         let _ = self.0.send(Command::Serve { over, merges });
     }
+
+    /// Sets what clients of the API see of the reservation.
+    pub(crate) fn show_reservation(&self, reservation: Option<NetworkReservation>) {
+        let _ = self.0.send(Command::Reservation(reservation));
+    }
 }
 
 impl Drop for AdhocThread {
@@ -209,6 +215,7 @@ struct Worker {
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     orders: sync::Receiver<Command>,
     trouble: Option<String>,
+    reservation: Option<NetworkReservation>,
 }
 
 impl Worker {
@@ -240,7 +247,8 @@ impl Worker {
             loop {
                 match self.orders.try_recv() {
                     Ok(Command::View(reply)) => {
-                        let view = self.adhoc.view(now()).map_err(|error| RequestError::failed("Not read", error.to_string()));
+                        let view = self.adhoc.view(now()).map(|view| AdhocStatus { reservation: self.reservation.clone(), ..view });
+                        let view = view.map_err(|error| RequestError::failed("Not read", error.to_string()));
                         let _ = reply.send(view);
                     }
                     Ok(Command::Change(change, reply)) => {
@@ -255,6 +263,7 @@ impl Worker {
                         self.adhoc.serve(over, merges);
                         next = now();
                     }
+                    Ok(Command::Reservation(reservation)) => self.reservation = reservation,
                     Ok(Command::End) | Err(sync::TryRecvError::Disconnected) => {
                         self.adhoc.say_goodbye(now());
                         return self.adhoc.into_backend().into_programs();

@@ -13,7 +13,7 @@ use braid_control::core::Core;
 use braid_control::history::changes;
 use braid_http::Request;
 use braid_http::api_handler::{Moment, StatusInput};
-use braid_model::{Direction, Time};
+use braid_model::{Direction, PerDirection, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::bpf::now;
 
@@ -275,8 +275,8 @@ impl Daemon<'_> {
         match wanted {
             WantedDevice::Adhoc(settings) => Ok((AdhocThread::start(settings, programs, network)?, None)),
             WantedDevice::Network(settings) => {
-                let options = JoinOptions { network: settings, state_dir: self.state_dir.clone() };
-                let (device, joined) = Joined::start(&options, programs, network, (self.free.0.clone(), self.turn.clone()))?;
+                let options = JoinOptions { network: settings, state_dir: self.state_dir.clone(), reserve: PerDirection::default() };
+                let (device, joined) = Joined::start(&options, programs, network, &self.exchange)?;
                 Ok((device, Some(joined)))
             }
         }

@@ -424,6 +424,11 @@ impl Switches {
         while let Some((host, notice)) = self.controller.poll_notice() {
             self.clients.tell(&mut self.controller, host, notice);
         }
+        while let Some((host, reservation)) = self.controller.poll_reservation() {
+            if let Some(line) = self.clients.tell_reservation(&mut self.controller, host, &reservation) {
+                self.log.write(&line, false);
+            }
+        }
         if now() >= self.next_loads {
             self.next_loads = now() + LOADS;
             self.clients.tell_loads(self.controller.utilisations().collect());

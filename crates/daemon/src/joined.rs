@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use braid_api::{NetworkKept, NetworkReservation};
 use braid_control::RequestError;
 use braid_control::adhoc::AdhocSettings;
 use braid_control::config::NetworkSettings;
@@ -60,7 +61,7 @@ const FREED: Duration = Duration::from_secs(1);
 const SCANNED: u32 = 5;
 /// Time between two lines of the log about what the controller said, and characters of such a reason.
 const LOGGED: Duration = Duration::from_secs(10);
-const MAX_REASON: usize = 200;
+const MAX_REASON: usize = 400;
 /// Time for the radios to be freed at the end.
 const ENDED: Duration = Duration::from_secs(3);
 /// Interval at which this process looks whether the device is still there.
@@ -73,6 +74,8 @@ pub struct JoinOptions {
     pub network: NetworkSettings,
     /// Directory with this client's key.
     pub state_dir: PathBuf,
+    /// What the network is asked to reserve, towards this host and away from it, from the start.
+    pub reserve: PerDirection<Rate>,
 }
 
 /// The public key of the client with this state directory. A new pair is made if there is none.
@@ -107,10 +110,10 @@ async fn serve(options: JoinOptions, socket: &Path, ready: impl FnOnce(&str)) ->
     // Before any other thread starts, which keeps the privileges that it starts with.
     crate::privilege::narrow(false).context("cannot drop the privileges that are no longer needed")?;
     let (_follower, network) = Follower::start()?;
-    let (free, _) = watch::channel(None);
-    let turn = Turn::default();
+    let exchange = Exchange::default();
+    let turn = exchange.turn.clone();
     let (device, joined) =
-        Joined::start(&options, &mut programs, network, (free, turn.clone())).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
+        Joined::start(&options, &mut programs, network, &exchange).map_err(|error| anyhow::anyhow!("{}", error.detail))?;
     let (requests, mut inbox) = mpsc::channel(64);
     let (api, _feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, None, api, spreader).context("cannot serve the API")?;
@@ -149,8 +152,33 @@ pub(crate) fn fixed(remedy: &str) -> RequestError {
     RequestError::conflict("Not changed", detail)
 }
 
+/// Whether a rate to reserve is to replace another one. Guarantees in percent follow every estimate of the capacity: small changes wait.
+pub(crate) fn differs(asked: Rate, wanted: Rate) -> bool {
+    let far = asked.bps().abs_diff(wanted.bps()) > asked.max(wanted).bps() / 20;
+    far || (asked == Rate::ZERO) != (wanted == Rate::ZERO)
+}
+
 /// What an access point in use can carry besides its traffic, as the controller said last.
 pub(crate) type FreeCapacity = Option<PerDirection<Rate>>;
+
+/// What a client and the process in which it works exchange. It outlives the client.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    /// What the access point in use can carry besides its traffic, as the controller said last.
+    pub(crate) free: watch::Sender<FreeCapacity>,
+    /// What the network is asked to reserve.
+    pub(crate) reserve: watch::Sender<PerDirection<Rate>>,
+    /// What became of that; `None`: nothing is asked for.
+    pub(crate) reservation: watch::Sender<Option<NetworkReservation>>,
+    pub(crate) turn: Turn,
+}
+
+impl Default for Exchange {
+    fn default() -> Self {
+        let (free, reserve, reservation) = (watch::channel(None).0, watch::channel(PerDirection::default()).0, watch::channel(None).0);
+        Self { free, reserve, reservation, turn: Turn::default() }
+    }
+}
 
 /// A client at work: it directs the radios of a device. It ends when this is dropped, and then frees the radios.
 #[derive(Debug)]
@@ -167,7 +195,7 @@ pub(crate) async fn ended(turn: &Turn) {
 }
 
 impl Joined {
-    /// Makes the device, and joins with it. `free` gets what the controller says about the access point in use. The client begins when it gets its turn.
+    /// Makes the device, and joins with it. The client begins when it gets its turn.
     ///
     /// # Errors
     /// The radios have different addresses, or none exists; the key cannot be used; the device cannot be made.
@@ -175,7 +203,7 @@ impl Joined {
         options: &JoinOptions,
         programs: &mut Option<Box<AdhocPrograms>>,
         network: watch::Receiver<Arc<NetworkSnapshot>>,
-        (free, turn): (watch::Sender<FreeCapacity>, Turn),
+        exchange: &Exchange,
     ) -> Result<(AdhocThread, Self), RequestError> {
         let failed = |error: anyhow::Error| RequestError::failed("Not joined", format!("{error:#}"));
         let NetworkSettings { device, accesses, controller, controller_key, supplicants } = &options.network;
@@ -195,12 +223,17 @@ impl Joined {
             session: None,
             refusal: String::new(),
             logged: None,
-            free,
+            free: exchange.free.clone(),
+            reserve: exchange.reserve.subscribe(),
+            kept: Vec::new(),
+            reason: None,
+            reservation: exchange.reservation.clone(),
         };
         let directory = supplicants.clone().unwrap_or_else(|| PathBuf::from(SUPPLICANTS));
         let radios = radios.into_iter().zip(accesses.iter().copied().chain(iter::repeat(None))).collect();
         let (end, ended) = watch::channel(());
-        let controller = *controller;
+        let (controller, turn) = (*controller, exchange.turn.clone());
+        exchange.reserve.send_replace(options.reserve);
         tokio::spawn(async move {
             let _turn = turn.lock_owned().await;
             if ended.has_changed().is_ok() {
@@ -254,6 +287,11 @@ struct Client {
     /// When something that the controller said was logged last.
     logged: Option<Time>,
     free: watch::Sender<FreeCapacity>,
+    reserve: watch::Receiver<PerDirection<Rate>>,
+    /// What the network keeps, and why not more, as the controller said last on this connection.
+    kept: Vec<(AccessId, PerDirection<Rate>)>,
+    reason: Option<String>,
+    reservation: watch::Sender<Option<NetworkReservation>>,
 }
 
 impl Client {
@@ -286,6 +324,8 @@ impl Client {
         }
         let (talk, mut from_controller) = mpsc::channel(64);
         let talking = tokio::spawn(keep_talking(controller, connector, talk));
+        let mut reserve = self.reserve.clone();
+        reserve.mark_changed();
         self.update();
         loop {
             tokio::select! {
@@ -296,10 +336,12 @@ impl Client {
                     News::Signals(signals) => self.station.on_signals(now(), signals),
                 },
                 Some(talk) = from_controller.recv() => self.on_talk(talk),
+                Ok(()) = reserve.changed() => self.station.set_reserve(*reserve.borrow_and_update()),
             }
             self.update();
         }
         talking.abort();
+        self.reservation.send_replace(None);
         self.radios.clear();
         let end = Instant::now() + FREED;
         for mut task in following {
@@ -330,10 +372,12 @@ impl Client {
             }
             // The controller may be anybody.
             Talk::Message(Message::Refused(reason)) => {
-                let reason: String = reason.chars().take(MAX_REASON).collect();
-                if reason != self.refusal && self.may_log() {
-                    tracing::warn!("the controller refused something: {reason:?}");
-                    self.refusal = reason;
+                self.log_refusal(reason.chars().take(MAX_REASON).collect());
+            }
+            Talk::Message(Message::Reserved { kept, reason }) => {
+                (self.kept, self.reason) = (kept, reason.map(|reason| reason.chars().take(MAX_REASON).collect()));
+                if let Some(reason) = self.reason.clone() {
+                    self.log_refusal(reason);
                 }
             }
             Talk::Message(Message::Free(free)) => {
@@ -344,10 +388,41 @@ impl Client {
             Talk::Message(Message::Welcome(_) | Message::Loads(_)) => {}
             Talk::Ends => {
                 self.session = None;
+                (self.kept, self.reason) = (Vec::new(), None);
                 self.free.send_replace(None);
                 self.station.disconnected();
             }
         }
+    }
+
+    fn log_refusal(&mut self, reason: String) {
+        if reason != self.refusal && self.may_log() {
+            tracing::warn!("the controller refused something: {reason:?}");
+            self.refusal = reason;
+        }
+    }
+
+    /// What became of what the network is asked to reserve.
+    fn reservation(&self) -> Option<NetworkReservation> {
+        let asked = *self.reserve.borrow();
+        if asked == PerDirection::default() {
+            return None;
+        }
+        let in_use = self.station.access_in_use();
+        let stands = self.kept.iter().any(|(access, rates)| in_use.is_none_or(|in_use| in_use == *access) && *rates == asked);
+        let silent =
+            if self.session.is_some() { "the controller has not answered yet" } else { "there is no connection to the controller" };
+        let kept = self.kept.iter().map(|(access, rates)| NetworkKept {
+            access: access.to_string(),
+            down_bps: rates.down.bps(),
+            up_bps: rates.up.bps(),
+        });
+        Some(NetworkReservation {
+            asked_down_bps: asked.down.bps(),
+            asked_up_bps: asked.up.bps(),
+            kept: kept.collect(),
+            reason: self.reason.clone().or_else(|| (!stands).then(|| silent.to_owned())),
+        })
     }
 
     /// Whether something that the controller said may be logged now: it may say as much as it likes.
@@ -366,6 +441,16 @@ impl Client {
             self.served = Some(served);
             self.used.send_replace(served.over);
             self.device.serve(served.over, served.merges);
+        }
+        let reservation = self.reservation();
+        let changed = |shown: &mut Option<NetworkReservation>| {
+            *shown != reservation && {
+                shown.clone_from(&reservation);
+                true
+            }
+        };
+        if self.reservation.send_if_modified(changed) {
+            self.device.show_reservation(reservation);
         }
         while let Some(order) = self.station.poll_order() {
             let (Order::Enter { radio, .. } | Order::Leave { radio } | Order::Free { radio }) = order;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use braid_api::NetworkReservation;
 use braid_config::settings::Settings;
 use braid_control::config::Config;
 use braid_control::core::{Core, Departures, UNREAD};
@@ -60,7 +61,7 @@ pub mod watchdog;
 use crate::adhoc::AdhocThread;
 use crate::answers::WantedDevice;
 use crate::datapath::Datapath;
-use crate::joined::{FreeCapacity, Joined, Turn};
+use crate::joined::{Exchange, FreeCapacity, Joined};
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
@@ -236,6 +237,7 @@ async fn live(
         }
     }
     let (peers, changes) = Peers::open(&state_dir, open_files);
+    let exchange = Exchange::default();
     let (requests, inbox) = mpsc::channel(64);
     let (api, feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, ui, api, spreader).context("cannot serve the API")?;
@@ -268,8 +270,8 @@ async fn live(
         supplied: None,
         adhoc: None,
         joined: None,
-        turn: Turn::default(),
-        free: watch::channel(None),
+        news: (exchange.free.subscribe(), exchange.reservation.subscribe()),
+        exchange,
         state_dir: state_dir.clone(),
         radios: BTreeSet::new(),
         adhoc_programs,
@@ -335,7 +337,7 @@ async fn live(
     drop(events);
     // The radios are freed while the device is still there.
     daemon.joined = None;
-    joined::ended(&daemon.turn).await;
+    joined::ended(&daemon.exchange.turn).await;
     // This also ends the listeners' streams.
     drop(daemon);
     serving.end(Duration::from_secs(2)).await;
@@ -405,10 +407,10 @@ struct Daemon<'a> {
     adhoc: Option<AdhocThread>,
     /// What directs its radios, if it has joined a network.
     joined: Option<Joined>,
-    /// Held by that, and by one before it that has not ended yet.
-    turn: Turn,
-    /// What that network says about its access point in use.
-    free: (watch::Sender<FreeCapacity>, watch::Receiver<FreeCapacity>),
+    /// What the daemon exchanges with it.
+    exchange: Exchange,
+    /// What that network says about its access point in use, and about reservations.
+    news: (watch::Receiver<FreeCapacity>, watch::Receiver<Option<NetworkReservation>>),
     /// State directory.
     state_dir: PathBuf,
     /// Its radios, when the network was judged last.
@@ -684,6 +686,7 @@ impl Daemon<'_> {
     /// Once a second: records each link's activity and sends updates to listeners.
     fn on_second(&mut self, time: Time) {
         self.take_free_capacity(time);
+        self.follow_reservation(time);
         let bonded = self.peers.flows_by_device();
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
         let rates = self.peers.busy_rates();
@@ -705,12 +708,27 @@ impl Daemon<'_> {
         }
     }
 
+    /// Asks the joined network to reserve what rules with living flows guarantee on its device, and takes what became of that. This is done once a second.
+    fn follow_reservation(&mut self, time: Time) {
+        let device = self.adhoc.as_ref().filter(|_| self.joined.is_some()).map(|device| device.name().to_owned()).unwrap_or_default();
+        let wanted = self.core.promised_on(time, &device);
+        self.exchange.reserve.send_if_modified(|asked| {
+            let differs = asked.iter().zip(wanted.iter()).any(|(asked, wanted)| joined::differs(*asked, *wanted));
+            *asked = if differs { wanted } else { *asked };
+            differs
+        });
+        if self.news.1.has_changed().unwrap_or(false) {
+            let reservation = self.news.1.borrow_and_update().clone();
+            self.core.on_reservation(&device, reservation);
+        }
+    }
+
     /// Takes what the controller of the joined network reported last. It may report as often as it likes, so this is done once a second at most.
     fn take_free_capacity(&mut self, time: Time) {
-        if !self.free.1.has_changed().unwrap_or(false) {
+        if !self.news.0.has_changed().unwrap_or(false) {
             return;
         }
-        let free = *self.free.1.borrow_and_update();
+        let free = *self.news.0.borrow_and_update();
         if let Some((free, device)) = free.zip(self.adhoc.as_ref().filter(|_| self.joined.is_some())) {
             let done = self.core.on_free_capacity(time, device.name(), free);
             self.log_and_retry(STEERING, done);

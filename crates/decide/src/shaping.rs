@@ -438,6 +438,27 @@ impl Controller {
         Some(Guaranteed { service, cap: part(flow.subject.preference.rate) })
     }
 
+    /// What the rules of the present flows of a link guarantee them, with what is reserved there: each rule counts once, with the greater of both. Shares of an
+    /// unknown capacity do not count.
+    pub fn promised(&self, link: LinkIndex, capacity: PerDirection<Option<Rate>>) -> PerDirection<Rate> {
+        PerDirection::from_fn(|direction| {
+            let mut rules: BTreeMap<Option<usize>, Rate> = BTreeMap::new();
+            let mut count = |rule, rate: Rate| {
+                let known = rules.entry(rule).or_default();
+                *known = rate.max(*known);
+            };
+            for subject in self.flows.values().map(|flow| &flow.subject).filter(|subject| subject.link == link) {
+                let guarantee = subject.preference.guarantee.and_then(|guarantee| guarantee.of(capacity[direction]));
+                guarantee.into_iter().for_each(|rate| count(subject.rule, rate));
+            }
+            let reserved = self.reserved.get(&link).into_iter().flatten();
+            reserved
+                .filter_map(|reserved| Some((reserved.rule, reserved.rates[direction]?)))
+                .for_each(|(rule, rate)| count(Some(rule), rate));
+            rules.into_values().fold(Rate::ZERO, |sum, rate| sum + rate)
+        })
+    }
+
     /// The RTTs without a queue of flows that have none yet. A flow that began behind a queue has never seen a short RTT, so what the other flows of the
     /// link wait is subtracted: the shortest wait, as others may wait for a server that pauses.
     fn find_bases(&mut self, ids: &[FlowId], facts: &LinkFacts) {

@@ -3,25 +3,27 @@
 mod managers;
 mod packets;
 mod requests;
+mod reserving;
 mod snapshot;
 mod switches;
 mod types;
 mod update;
 mod wanted;
 
-pub use types::{Config, Event, HostState, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
+pub use types::{AccessState, Config, Event, HostState, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use braid_model::{ByteCount, Mac, Rate, Time};
 use braid_openflow::Connection;
-use braid_openflow::ids::{DatapathId, Xid};
+use braid_openflow::ids::{DatapathId, MeterId, Xid};
 
 use crate::hosts::Hosts;
 use crate::ids::{Access, AccessId, ConnectionId, FlowId, GroupSpec, Place, SliceId};
 use crate::merge::Duplicates;
 use crate::mobility::{ChosenFlow, Hard, Load, Manager, Notice};
+use crate::reservation::Reservations;
 use crate::rules::{Effect, Owner, Reading, Table};
 use crate::topology::Topology;
 use update::Update;
@@ -64,6 +66,9 @@ pub struct Controller {
     overflowed: BTreeSet<ConnectionId>,
     slices: BTreeMap<Mac, SliceId>,
     limits: BTreeMap<Mac, Rate>,
+    reservations: Reservations,
+    /// Bytes that went into meters of places where something is reserved when they were last read.
+    metered: BTreeMap<(DatapathId, MeterId), (Time, ByteCount)>,
     inherit_until: Option<Time>,
     next_probe: Time,
     next_load: Time,
@@ -114,8 +119,10 @@ enum Pending {
     Flows,
     Groups,
     Meters,
+    MeterFeatures,
     Ports,
     Counters,
+    MeterCounters,
 }
 
 /// A switch.
@@ -212,6 +219,8 @@ impl Controller {
             overflowed: BTreeSet::new(),
             slices: BTreeMap::new(),
             limits: BTreeMap::new(),
+            reservations: Reservations::default(),
+            metered: BTreeMap::new(),
             inherit_until: None,
             complaints: BTreeMap::new(),
             events: VecDeque::new(),
@@ -305,6 +314,7 @@ impl Controller {
             Some(self.next_load),
             Some(self.next_sweep),
             self.inherit_until,
+            self.reservations.poll_timeout(),
             self.topology.next_edge(self.edges_at),
         ];
         let managers = self.managers.values().filter_map(|manager| manager.poll_timeout());
@@ -354,6 +364,7 @@ impl Controller {
             self.next_sweep = now + self.config.audit_interval;
             self.sweep_hosts(now);
         }
+        self.reservations.handle_timeout(now);
         self.manager_timers(now);
         self.work(now);
     }

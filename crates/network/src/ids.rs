@@ -78,6 +78,8 @@ pub struct Access {
     pub entry: Duration,
     /// What it carries in each direction.
     pub capacity: Rate,
+    /// What of that clients may reserve together.
+    pub reservable: Rate,
 }
 
 /// A slice: hosts whose mobility manager is chosen together (thesis section 5.3.2).

@@ -39,15 +39,17 @@ mod lldp;
 pub mod merge;
 pub mod mobility;
 pub mod paths;
+mod reservation;
 mod rules;
 pub mod station;
 mod topology;
 pub mod wire;
 
-pub use controller::{Config, Controller, Event, HostState, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
+pub use controller::{AccessState, Config, Controller, Event, HostState, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
 pub use frame::group_address;
 pub use hosts::{Attachment, Client, Host, HostLimits, HostRefusal};
 pub use ids::{Access, AccessId, AccessKind, Channel, ConnectionId, FlowId, FlowSpec, GroupSpec, Place, Signal, SliceId};
 pub use lldp::LldpError;
+pub use reservation::{Refusal, Reservation};
 pub use rules::Owner;
 pub use topology::Link;

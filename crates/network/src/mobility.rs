@@ -43,10 +43,11 @@ pub use predict::Predict;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use braid_model::{Mac, Rate, Time};
+use braid_model::{Mac, PerDirection, Rate, Time};
 
 use crate::hosts::{Client, Host, Hosts};
 use crate::ids::{Access, AccessId, Channel, FlowId, FlowSpec, Place, Signal};
+use crate::reservation::Reservations;
 use crate::topology::Topology;
 
 /// Names of the managers of this module.
@@ -157,6 +158,8 @@ pub enum Report {
     Signals(Vec<(AccessId, Signal)>),
     /// It wants to move, to an access point or to any.
     WantsMove(Option<AccessId>),
+    /// It wants these rates towards it and away from it reserved wherever its packets go, in place of those that it wanted before, until its connection ends.
+    Reserve(PerDirection<Rate>),
 }
 
 /// Traffic of a port.
@@ -198,6 +201,7 @@ pub struct View<'a> {
     pub(crate) loads: &'a BTreeMap<Place, Load>,
     pub(crate) flows: &'a BTreeMap<FlowId, ChosenFlow>,
     pub(crate) topology: &'a Topology,
+    pub(crate) reservations: &'a Reservations,
 }
 
 impl<'a> View<'a> {
@@ -231,11 +235,18 @@ impl<'a> View<'a> {
         self.loads.get(&place).copied()
     }
 
-    /// Share of an access point's capacity that is in use in the busier direction: 0 is idle, 1 full. Ports without one count as idle. `None` if the place
-    /// does not serve hosts, or its load is not measured.
+    /// What an access point carries, with what is reserved there for others than `host` and not used. `None` if its load is not measured.
+    pub fn taken(&self, place: Place, host: Option<Mac>) -> Option<Load> {
+        let load = self.load(place)?;
+        let unused = self.reservations.unused(place, host, PerDirection { down: load.down, up: load.up });
+        Some(Load { up: load.up + unused.up, down: load.down + unused.down })
+    }
+
+    /// Share of an access point's capacity that is in use or reserved in the busier direction: 0 is idle, 1 full. Ports without one count as idle. `None` if the
+    /// place does not serve hosts, or its load is not measured.
     pub fn utilisation(&self, place: Place) -> Option<f64> {
         let Some(access) = self.access_at(place) else { return self.serves(place).then_some(0.0) };
-        let load = self.load(place).filter(|_| self.serves(place))?;
+        let load = self.taken(place, None).filter(|_| self.serves(place))?;
         Some(load.up.max(load.down).bps() as f64 / access.capacity.bps().max(1) as f64)
     }
 

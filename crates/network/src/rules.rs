@@ -25,14 +25,14 @@ mod order;
 mod table;
 
 pub(crate) use order::{reverses, steps};
-pub(crate) use table::{Command, Effect, Reading, Table};
+pub(crate) use table::{Command, Effect, Reading, Table, shared_meter};
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use braid_model::Mac;
 use braid_openflow::Version;
-use braid_openflow::ids::{Cookie, Kbps, PortNo, TableId};
+use braid_openflow::ids::{Cookie, Kbps, MeterId, PortNo, TableId};
 use braid_openflow::matching::Match;
 use braid_openflow::oxm::{Field, Oxm};
 
@@ -176,9 +176,23 @@ pub(crate) struct Content {
     pub(crate) controller: bool,
     /// Whether the second table handles them.
     pub(crate) next: bool,
-    pub(crate) meter: Option<Kbps>,
+    pub(crate) meter: Option<Limit>,
     /// Whether the host is attached to this switch.
     pub(crate) here: bool,
+}
+
+/// What limits packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limit {
+    pub(crate) rate: Kbps,
+    /// The meter that several entries share; `None`: one of its own.
+    pub(crate) shared: Option<MeterId>,
+}
+
+impl Limit {
+    pub(crate) fn own(rate: Kbps) -> Self {
+        Self { rate, shared: None }
+    }
 }
 
 type Entries = Vec<(Key, Content)>;
@@ -213,9 +227,9 @@ pub(crate) fn base(style: Style, links: &BTreeSet<PortNo>) -> Entries {
     entries
 }
 
-/// Packets from a host that come in at `ports`.
-pub(crate) fn source(style: Style, host: Mac, ports: impl IntoIterator<Item = PortNo>, limit: Option<Kbps>) -> Entries {
-    let entry = |port| {
+/// Packets from a host that come in at these ports, and their limits.
+pub(crate) fn source(style: Style, host: Mac, ports: impl IntoIterator<Item = (PortNo, Option<Limit>)>) -> Entries {
+    let entry = |(port, limit): (PortNo, Option<Limit>)| {
         let fields = [Oxm::in_port(port), Oxm::mac(Field::EthSrc, host)];
         let meter = limit.filter(|_| style.meters);
         (Key::new(TableId(0), priority::SOURCE, fields), Content { next: true, meter, ..Content::default() })
@@ -282,7 +296,7 @@ mod tests {
             let style = Style::of(version, tables);
             let links = BTreeSet::from([PortNo(1)]);
             let mut keys: Vec<Key> = base(style, &links).into_iter().map(|(key, _)| key).collect();
-            keys.extend(source(style, flow.to, [PortNo(2)], None).into_iter().map(|(key, _)| key));
+            keys.extend(source(style, flow.to, [(PortNo(2), None)]).into_iter().map(|(key, _)| key));
             keys.extend([to_address(style, flow.to), to_all(style, None), to_all(style, Some(PortNo(1)))]);
             keys.extend([to_flow(style, &flow, None), to_flow(style, &flow, Some(PortNo(1)))]);
             for key in keys {

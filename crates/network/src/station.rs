@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use braid_model::Time;
+use braid_model::{PerDirection, Rate, Time};
 
 use crate::hosts::Client;
 use crate::ids::{AccessId, Channel, Signal};
@@ -81,6 +81,9 @@ pub struct Station {
     main: Option<usize>,
     is_connected: bool,
     asked: Option<Time>,
+    /// What it wants reserved, and what it has reported of that on this connection.
+    reserve: PerDirection<Rate>,
+    reserved: PerDirection<Rate>,
     reports: VecDeque<Report>,
     orders: VecDeque<Order>,
 }
@@ -95,6 +98,8 @@ impl Station {
             main: None,
             is_connected: false,
             asked: None,
+            reserve: PerDirection::default(),
+            reserved: PerDirection::default(),
             reports: VecDeque::new(),
             orders: VecDeque::new(),
         }
@@ -103,7 +108,8 @@ impl Station {
     /// A connection to the controller stands. It gets the whole state.
     pub fn connected(&mut self) {
         self.is_connected = true;
-        self.asked = None;
+        // A reservation ends with its connection.
+        (self.asked, self.reserved) = (None, PerDirection::default());
         self.report_all();
     }
 
@@ -132,6 +138,11 @@ impl Station {
         if let Some(known) = self.enters.get_mut(radio) {
             *known = enters;
         }
+    }
+
+    /// Wants these rates towards it and away from it reserved, in place of those before. The caller limits how often that changes.
+    pub fn set_reserve(&mut self, rates: PerDirection<Rate>) {
+        self.reserve = rates;
     }
 
     /// The state of a radio, as the system says.
@@ -219,7 +230,14 @@ impl Station {
     /// The next report to the controller. Without a link there is none: what a connection loses delays what comes after it, and most of all the report of the next
     /// link.
     pub fn poll_report(&mut self) -> Option<Report> {
-        let report = self.main.and_then(|_| self.reports.pop_front())?;
+        self.main?;
+        let Some(report) = self.reports.pop_front() else {
+            let reserves = self.is_connected && self.reserved != self.reserve;
+            return reserves.then(|| {
+                self.reserved = self.reserve;
+                Report::Reserve(self.reserve)
+            });
+        };
         match report {
             Report::Associated(access) => _ = self.told.insert(access),
             Report::Dissociated(access) => _ = self.told.remove(&access),
@@ -382,6 +400,29 @@ mod tests {
             assert_eq!(all[1..], expected);
             station.disconnected();
         }
+    }
+
+    #[test]
+    fn a_reservation_is_asked_for_on_each_connection_and_when_it_changes() {
+        let rates = |down| PerDirection { down: Rate::from_mbps(down), up: Rate::ZERO };
+        let mut station = with_radios(1);
+        station.set_reserve(rates(2));
+        assert_eq!(reports(&mut station), []);
+        station.connected();
+        assert_eq!(reports(&mut station), [], "nothing is said without a link");
+        station.on_radio(0, attached_to(1));
+        for _ in 0..2 {
+            station.connected();
+            let all = reports(&mut station);
+            assert_eq!(all[1..], [Report::Associated(access(1)), Report::Reserve(rates(2))]);
+            assert_eq!(reports(&mut station), []);
+        }
+        (3..6).for_each(|down| station.set_reserve(rates(down)));
+        assert_eq!(reports(&mut station), [Report::Reserve(rates(5))]);
+        station.set_reserve(rates(0));
+        assert_eq!(reports(&mut station), [Report::Reserve(rates(0))]);
+        station.connected();
+        assert_eq!(reports(&mut station).len(), 2);
     }
 
     #[test]

@@ -23,6 +23,8 @@ const MAX_LOADS: usize = 512;
 
 /// Most access points of a client.
 const MAX_FREE: usize = 64;
+/// Most characters of the reason why something is not reserved.
+const MAX_REASON: usize = 1024;
 
 /// What the controller says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,8 +37,16 @@ pub enum Message {
     Refused(String),
     /// How busy access points are, in percent of their capacity.
     Loads(Vec<(AccessId, u16)>),
-    /// What the access points of this client can carry towards it and away from it besides the traffic that they carry now, its own included.
+    /// What the access points of this client can carry towards it and away from it besides the traffic that they carry now, its own included, and besides what
+    /// others have reserved.
     Free(Vec<(AccessId, PerDirection<Rate>)>),
+    /// What is reserved for this client towards it and away from it at its access points, and why it is not what the client asked for.
+    Reserved {
+        /// What is reserved.
+        kept: Vec<(AccessId, PerDirection<Rate>)>,
+        /// Why it is not more.
+        reason: Option<String>,
+    },
 }
 
 /// Why a line was not understood.
@@ -53,12 +63,29 @@ pub enum LineError {
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "kebab-case")]
 enum ReportLine {
-    Hello { radios: u8, removes_duplicates: bool },
-    Entering { access: String },
-    Associated { access: String },
-    Dissociated { access: String },
-    Signals { dbm: BTreeMap<String, i16> },
-    WantsMove { access: Option<String> },
+    Hello {
+        radios: u8,
+        removes_duplicates: bool,
+    },
+    Entering {
+        access: String,
+    },
+    Associated {
+        access: String,
+    },
+    Dissociated {
+        access: String,
+    },
+    Signals {
+        dbm: BTreeMap<String, i16>,
+    },
+    WantsMove {
+        access: Option<String>,
+    },
+    /// Towards the client and away from it, in bits per second.
+    Reserve {
+        bps: [u64; 2],
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -87,6 +114,12 @@ enum MessageLine {
     Free {
         bps: BTreeMap<String, [u64; 2]>,
     },
+    /// The same.
+    Reserved {
+        bps: BTreeMap<String, [u64; 2]>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     #[serde(other)]
     Other,
 }
@@ -97,6 +130,18 @@ fn mac(text: &str) -> Result<Mac, LineError> {
 
 fn access(text: &str) -> Result<AccessId, LineError> {
     mac(text).map(AccessId)
+}
+
+fn directions([down, up]: [u64; 2]) -> PerDirection<Rate> {
+    PerDirection { down: Rate::from_bps(down), up: Rate::from_bps(up) }
+}
+
+fn of_accesses(rates: &[(AccessId, PerDirection<Rate>)]) -> BTreeMap<String, [u64; 2]> {
+    rates.iter().take(MAX_FREE).map(|(id, rates)| (id.to_string(), rates.map(Rate::bps).to_array())).collect()
+}
+
+fn to_accesses(bps: &BTreeMap<String, [u64; 2]>) -> Result<Vec<(AccessId, PerDirection<Rate>)>, LineError> {
+    bps.iter().map(|(id, bps)| Ok((access(id)?, directions(*bps)))).collect()
 }
 
 fn line(value: &impl Serialize) -> String {
@@ -121,6 +166,7 @@ pub fn encode_report(report: &Report) -> String {
             ReportLine::Signals { dbm: signals.iter().take(MAX_SIGNALS).map(|(id, signal)| (id.to_string(), signal.0)).collect() }
         }
         Report::WantsMove(to) => ReportLine::WantsMove { access: to.map(|id| id.to_string()) },
+        Report::Reserve(rates) => ReportLine::Reserve { bps: rates.map(Rate::bps).to_array() },
     })
 }
 
@@ -139,6 +185,7 @@ pub fn decode_report(text: &str) -> Result<Report, LineError> {
             Report::Signals(signals.collect::<Result<_, _>>()?)
         }
         ReportLine::WantsMove { access: id } => Report::WantsMove(id.as_deref().map(access).transpose()?),
+        ReportLine::Reserve { bps } => Report::Reserve(directions(bps)),
     })
 }
 
@@ -153,9 +200,10 @@ pub fn encode_message(message: &Message) -> String {
         Message::Loads(loads) => {
             MessageLine::Loads { percent: loads.iter().take(MAX_LOADS).map(|(id, used)| (id.to_string(), *used)).collect() }
         }
-        Message::Free(free) => {
-            let free = free.iter().take(MAX_FREE).map(|(id, free)| (id.to_string(), [free.down.bps(), free.up.bps()]));
-            MessageLine::Free { bps: free.collect() }
+        Message::Free(free) => MessageLine::Free { bps: of_accesses(free) },
+        Message::Reserved { kept, reason } => {
+            let reason = reason.as_ref().map(|reason| reason.chars().take(MAX_REASON).collect());
+            MessageLine::Reserved { bps: of_accesses(kept), reason }
         }
     })
 }
@@ -175,11 +223,8 @@ pub fn decode_message(text: &str) -> Result<Option<Message>, LineError> {
             let loads = percent.iter().map(|(id, used)| Ok((access(id)?, *used)));
             Message::Loads(loads.collect::<Result<_, _>>()?)
         }
-        MessageLine::Free { bps } => {
-            let free =
-                bps.iter().map(|(id, free)| Ok((access(id)?, PerDirection { down: Rate::from_bps(free[0]), up: Rate::from_bps(free[1]) })));
-            Message::Free(free.collect::<Result<_, _>>()?)
-        }
+        MessageLine::Free { bps } => Message::Free(to_accesses(&bps)?),
+        MessageLine::Reserved { bps, reason } => Message::Reserved { kept: to_accesses(&bps)?, reason },
         MessageLine::Other => return Ok(None),
     }))
 }
@@ -202,6 +247,7 @@ mod tests {
             proptest::collection::btree_map(any_access(), any::<i16>().prop_map(Signal), 0..MAX_SIGNALS)
                 .prop_map(|signals| Report::Signals(signals.into_iter().collect())),
             proptest::option::of(any_access()).prop_map(Report::WantsMove),
+            any::<[u64; 2]>().prop_map(|bps| Report::Reserve(directions(bps))),
         ]
     }
 
@@ -213,9 +259,10 @@ mod tests {
             any_access().prop_map(|leave| Message::Notice(Notice::Ends { leave })),
             any::<String>().prop_map(Message::Refused),
             proptest::collection::btree_map(any_access(), any::<u16>(), 0..9).prop_map(|loads| Message::Loads(loads.into_iter().collect())),
-            proptest::collection::btree_map(any_access(), any::<[u64; 2]>(), 0..9).prop_map(|free| {
-                let rates = |[down, up]: [u64; 2]| PerDirection { down: Rate::from_bps(down), up: Rate::from_bps(up) };
-                Message::Free(free.into_iter().map(|(id, free)| (id, rates(free))).collect())
+            proptest::collection::btree_map(any_access(), any::<[u64; 2]>(), 0..9)
+                .prop_map(|free| { Message::Free(free.into_iter().map(|(id, free)| (id, directions(free))).collect()) }),
+            (proptest::collection::btree_map(any_access(), any::<[u64; 2]>(), 0..9), any::<Option<String>>()).prop_map(|(kept, reason)| {
+                Message::Reserved { kept: kept.into_iter().map(|(id, kept)| (id, directions(kept))).collect(), reason }
             }),
         ]
     }
@@ -245,6 +292,9 @@ mod tests {
         assert!(error("{}").contains("the line is none of the protocol braid-net/1: missing field `report`"), "{}", error("{}"));
         assert!(error(r#"{"report":"fly"}"#).contains("unknown variant `fly`"));
         assert_eq!(error(r#"{"report":"entering","access":"x"}"#), "\"x\" is no Ethernet address such as 02:00:00:00:00:01");
+        for rate in ["-1", "1e30", "18446744073709551616", "1.5", "\"1\"", "null"] {
+            assert!(error(&format!(r#"{{"report":"reserve","bps":[{rate},0]}}"#)).contains("invalid"), "{rate}");
+        }
         assert_eq!(decode_message(r#"{"say":"sing"}"#), Ok(None));
     }
 }

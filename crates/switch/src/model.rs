@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use braid_model::{ByteCount, Mac, Time};
 use braid_openflow::action::{Action, Instruction};
-use braid_openflow::flags::{PortConfig, PortState};
+use braid_openflow::flags::{MeterFlags, PortConfig, PortState};
 use braid_openflow::flow::{FlowCommand, FlowMod, PacketIn, PacketReason};
 use braid_openflow::group::{Band, Bucket, ModCommand};
 use braid_openflow::ids::{Cookie, DatapathId, GroupId, Kbps, MeterId, PortNo, Seconds, TableId, Xid};
 use braid_openflow::matching::Match;
-use braid_openflow::multipart::{FlowStats, GroupDescription, MeterConfig, MultipartReply, PortStats, ReplyBody, RequestBody, Traffic};
+use braid_openflow::multipart::{
+    FlowStats, GroupDescription, MeterConfig, MeterFeatures, MeterStats, MultipartReply, PortStats, ReplyBody, RequestBody, Traffic,
+};
 use braid_openflow::oxm::{Field, Oxm};
 use braid_openflow::port::{Port, PortReason, PortStatus};
 use braid_openflow::switch::Features;
@@ -52,12 +54,16 @@ pub struct SwitchModel {
     pub groups: BTreeMap<GroupId, Vec<Bucket>>,
     /// Its meters, which limit nothing.
     pub meters: BTreeMap<MeterId, Vec<Band>>,
+    /// Bytes that went into each meter.
+    pub metered: BTreeMap<MeterId, u64>,
     /// Most entries.
     pub capacity: usize,
     /// Error with which flow-mods that add or change are answered.
     pub refuses: Option<ErrorCode>,
     /// Whether it has groups.
     pub has_groups: bool,
+    /// Whether it has meters.
+    pub has_meters: bool,
     /// Flow-mods that it got.
     pub flow_mods: usize,
     /// Flow, group and meter mods that it got.
@@ -86,6 +92,8 @@ impl SwitchModel {
             flows: Vec::new(),
             groups: BTreeMap::new(),
             meters: BTreeMap::new(),
+            metered: BTreeMap::new(),
+            has_meters: true,
             capacity: 10_000,
             refuses: None,
             has_groups: true,
@@ -228,13 +236,21 @@ impl SwitchModel {
                     None
                 }
             },
-            Message::MeterMod(meter) => {
-                match meter.command {
-                    ModCommand::Delete => self.meters.remove(&meter.meter),
-                    _ => self.meters.insert(meter.meter, meter.bands.clone()),
-                };
-                None
-            }
+            Message::MeterMod(meter) => match (meter.command, self.meters.contains_key(&meter.meter)) {
+                _ if !self.has_meters => Some(ErrorCode::MeterModFailedOutOfMeters),
+                (ModCommand::Add, true) => Some(ErrorCode::MeterModFailedMeterExists),
+                (ModCommand::Modify, false) => Some(ErrorCode::MeterModFailedUnknownMeter),
+                (ModCommand::Delete, _) => {
+                    self.meters.remove(&meter.meter);
+                    self.metered.remove(&meter.meter);
+                    self.flows.retain(|flow| !flow.instructions.contains(&Instruction::Meter(meter.meter)));
+                    None
+                }
+                _ => {
+                    self.meters.insert(meter.meter, meter.bands.clone());
+                    None
+                }
+            },
             Message::PacketOut(packet) => return self.apply(&packet.actions, None, &packet.data, Cookie(0), TableId(0)),
             _ => None,
         };
@@ -308,6 +324,28 @@ impl SwitchModel {
                     .map(|(meter, bands)| MeterConfig { flags: Default::default(), meter: *meter, bands: bands.clone() })
                     .collect(),
             ),
+            RequestBody::Meter(_) => ReplyBody::Meter(
+                self.meters
+                    .keys()
+                    .map(|meter| MeterStats {
+                        meter: *meter,
+                        flows: 0,
+                        traffic: Traffic {
+                            packets: None,
+                            bytes: Some(ByteCount::new(self.metered.get(meter).copied().unwrap_or_default())),
+                        },
+                        duration: None,
+                        bands: Vec::new(),
+                    })
+                    .collect(),
+            ),
+            RequestBody::MeterFeatures => ReplyBody::MeterFeatures(MeterFeatures {
+                max_meters: if self.has_meters { 1 << 16 } else { 0 },
+                band_types: 1 << 1,
+                flags: MeterFlags::KBPS | MeterFlags::BURST,
+                max_bands: 1,
+                max_colours: 0,
+            }),
             RequestBody::PortDescription => ReplyBody::PortDescription(self.ports.keys().map(|number| self.port(*number)).collect()),
             RequestBody::Port(_) => ReplyBody::Port(self.ports.keys().map(|port| self.port_stats(*port)).collect()),
             _ => return Vec::new(),
@@ -347,7 +385,10 @@ impl SwitchModel {
                         out.extend(self.apply(actions, in_port, frame, cookie, TableId(table)));
                     }
                     Instruction::GotoTable(to) => next = Some(to.0),
-                    Instruction::Meter(meter) => assert!(self.meters.contains_key(meter)),
+                    Instruction::Meter(meter) => {
+                        assert!(self.meters.contains_key(meter));
+                        *self.metered.entry(*meter).or_default() += frame.len() as u64;
+                    }
                     other => panic!("{other:?}"),
                 }
             }

@@ -48,6 +48,7 @@ mod program_rules;
 mod proxy;
 mod proxy_browser;
 mod proxy_clients;
+mod reservations;
 mod run_bond;
 mod run_connects;
 mod support;

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use braid_control::config::NETWORK_DEVICE;
 use braid_daemon::joined::SUPPLICANTS;
-use braid_model::Mac;
 use braid_model::key::PublicKey;
+use braid_model::{Mac, Rate};
 use clap::Args;
 
-use super::DEFAULT_STATE_DIR;
+use super::{DEFAULT_STATE_DIR, rate};
 
 /// Options to join a network.
 #[derive(Debug, Args)]
@@ -32,6 +32,12 @@ pub(crate) struct NetJoin {
     /// Directory with the sockets of wpa_supplicant, by which wireless radios enter and leave access points.
     #[arg(long, value_name = "DIR", default_value = SUPPLICANTS)]
     pub(crate) supplicant: PathBuf,
+    /// Ask the network to keep this rate towards this host free at the access point in use, such as "2 Mbit/s".
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub(crate) reserve_down: Option<Rate>,
+    /// Ask the network to keep this rate away from this host free.
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub(crate) reserve_up: Option<Rate>,
     #[command(flatten)]
     pub(crate) identity: Identity,
     /// Socket of this process, for `braid adhoc --socket`. Default: the device's own.

@@ -48,6 +48,7 @@ fn the_example_is_accepted_with_its_lines_and_without() {
         channel: Channel(36),
         entry: Duration::from_millis(700),
         capacity: Rate::from_mbps(100),
+        reservable: Rate::from_mbps(50),
     };
     let host = HostSettings {
         mac: ONE,
@@ -178,4 +179,25 @@ fn wrong_groups_and_flows_are_refused() {
     refuses(&flow("protocol = \"icmp\"\nport = 80\n"), 4, "needs a protocol that has ports", "udp");
     refuses(&flow("copies = 1\n"), 3, "from 2 to 8", "whole number");
     refuses(&(flow("copies = 2\n") + &flow("")), 4, "line 1 has an entry with the same flow, too", "remove one");
+}
+
+#[test]
+fn an_access_point_says_what_clients_may_reserve() {
+    let text = |more: &str| format!("[[access]]\nid = \"02:00:5e:10:00:01\"\nswitch = \"1\"\nport = 4\ncapacity = \"20 Mbit/s\"\n{more}\n");
+    let reservable = |more: &str| parse(&text(more)).accesses[0].reservable;
+    assert_eq!(reservable(""), Rate::from_mbps(10));
+    assert_eq!(reservable("reservable = \"25 %\""), Rate::from_mbps(5));
+    assert_eq!(reservable("reservable = \"18 Mbit/s\""), Rate::from_mbps(18));
+    assert_eq!((reservable("reservable = 0"), reservable("reservable = \"0 %\"")), (Rate::ZERO, Rate::ZERO));
+    for (wrong, said) in [
+        ("\"91 %\"", "is not a percentage from 0 to 90"),
+        ("\"-1 %\"", "is not a percentage from 0 to 90"),
+        ("\"NaN %\"", "is not a percentage from 0 to 90"),
+        ("\"19 Mbit/s\"", "leaves too little to hosts without a reservation"),
+        ("-1", "a rate such as"),
+        ("\"much\"", "a rate such as"),
+    ] {
+        let errors = super::parse("controller.toml", &text(&format!("reservable = {wrong}"))).unwrap_err().to_string();
+        assert!(errors.contains(said), "{wrong}: {errors}");
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_api::{FlowShare, ShareDirection};
+use braid_api::{FlowShare, NetworkReservation, ShareDirection};
 use braid_decide::fair::guarantees::{self, LeakyBucket, Refusal};
 use braid_decide::policy::{AppRule, LinkSelector, Preference};
 use braid_decide::shaping::{ClientKey, Controller, Guaranteed, LinkFacts, STEP, Subject};
@@ -31,6 +31,8 @@ pub(super) struct Shares {
     slow: bool,
     /// When steps last began to come soon.
     hurried: Option<Time>,
+    /// The device that has joined a network, and what that keeps of its guarantees.
+    network: Option<(String, NetworkReservation)>,
 }
 
 /// Note on a UDP flow with a share.
@@ -196,6 +198,17 @@ impl<S: Steering> Core<S> {
         Ok(())
     }
 
+    /// What rules with living flows, and reservations of programs, guarantee on a device; nothing if it is no link.
+    pub fn promised_on(&self, now: Time, device: &str) -> PerDirection<Rate> {
+        let link = self.links.values().find(|link| link.facts.name == device);
+        link.map(|link| self.shares.controller.promised(link.facts.index, link_facts(link, now).capacity)).unwrap_or_default()
+    }
+
+    /// What the network of a device keeps of that, for `explain`; `None`: it was not asked.
+    pub fn on_reservation(&mut self, device: &str, reservation: Option<NetworkReservation>) {
+        self.shares.network = reservation.map(|reservation| (device.to_owned(), reservation));
+    }
+
     fn link_facts(&self, now: Time) -> BTreeMap<LinkIndex, LinkFacts> {
         self.links.iter().map(|(index, link)| (index, link_facts(link, now))).collect()
     }
@@ -217,7 +230,10 @@ impl<S: Steering> Core<S> {
         let mut share = FlowShare { weight: subject.preference.weight, ..FlowShare::default() };
         share.rate = subject.preference.rate.map(|portion| portion.to_string());
         share.guarantee = subject.preference.guarantee.map(|portion| portion.to_string());
-        let facts = self.links.get(row.link).map(|link| link_facts(link, now)).unwrap_or_default();
+        let link = self.links.get(row.link);
+        let of_network = self.shares.network.as_ref().filter(|(device, _)| link.is_some_and(|link| link.facts.name == *device));
+        share.network = of_network.map(|(_, reservation)| reservation.clone());
+        let facts = link.map(|link| link_facts(link, now)).unwrap_or_default();
         share.down = self.share_direction(row.id, Direction::Down, &facts);
         share.up = self.share_direction(row.id, Direction::Up, &facts);
         if facts.capacity.down.is_none() && facts.capacity.up.is_none() && subject.preference != Preference::default() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_api::ExplainRequest;
+use braid_api::{ExplainRequest, NetworkReservation};
 use braid_control::config::Config;
 use braid_control::fake::Steered;
 use braid_control::steering::{AppId, ExeId, Shape};
@@ -213,4 +213,31 @@ fn forwarded_flows_share_a_link_with_own_ones_by_client() {
     let shapes = world.shapes();
     assert!(shapes[&first].client_window.is_some() && shapes[&first].pacing.is_none(), "{shapes:?}");
     assert!(shapes[&own].pacing.is_some() && shapes[&own].client_window.is_none(), "{shapes:?}");
+}
+
+#[test]
+fn what_rules_guarantee_is_asked_of_the_network_of_their_device() {
+    let guarantee = |rate| AppRule { guarantee: Some(Portion::Rate(Rate::from_mbps(rate))), ..AppRule::default() };
+    let mut world = world(vec![rule("call", guarantee(2)), rule("video", guarantee(3))]);
+    let promised = |world: &World, device: &str| world.core.promised_on(world.now, device).map(Rate::bps).to_array();
+    assert_eq!(promised(&world, "wlan0"), [0, 0]);
+    let (call, other) = (world.begin("call"), world.begin("call"));
+    world.run(Duration::from_secs(2));
+    assert_eq!((promised(&world, "wlan0"), promised(&world, "none")), ([2_000_000; 2], [0, 0]));
+    let explain = |world: &mut World| {
+        world.core.explain(world.now, &ExplainRequest { flow: Some(call.0), ..Default::default() }).unwrap().share.unwrap().network
+    };
+    assert_eq!(explain(&mut world), None);
+    let reservation =
+        NetworkReservation { asked_down_bps: 2_000_000, asked_up_bps: 2_000_000, kept: Vec::new(), reason: Some("it is full".to_owned()) };
+    for (device, shown) in [("wlan0", Some(reservation.clone())), ("other0", None)] {
+        world.core.on_reservation(device, Some(reservation.clone()));
+        assert_eq!(explain(&mut world), shown);
+    }
+    for id in [call, other] {
+        let now = world.now;
+        world.core.steering().close(now, id);
+    }
+    world.run(Duration::from_secs(3));
+    assert_eq!(promised(&world, "wlan0"), [0, 0]);
 }

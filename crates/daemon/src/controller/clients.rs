@@ -9,10 +9,10 @@ use std::time::Duration;
 use braid_bond::host::{Source, source};
 use braid_decide::bucket::Bucket;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Mac, Rate};
+use braid_model::{ByteCount, Mac, PerDirection, Rate};
 use braid_network::mobility::{Notice, Report};
 use braid_network::wire::{Message, decode_report, encode_message};
-use braid_network::{AccessId, Controller};
+use braid_network::{AccessId, Controller, Reservation};
 use braid_peer::quota::{Permit, Quota};
 use braid_peer::tls::stream_key;
 use braid_platform::linux::sys::bpf::now;
@@ -197,8 +197,10 @@ impl Clients {
                 if !self.loads.is_empty() {
                     let _ = messages.try_send(Message::Loads(self.loads.clone()));
                 }
-                // A former connection of this client ends with its sender.
-                self.sessions.insert(host, (session, messages));
+                // A former connection of this client ends with its sender, and what it has reserved.
+                if self.sessions.insert(host, (session, messages)).is_some() {
+                    let _ = controller.report(now(), host, Report::Reserve(PerDirection::default()));
+                }
                 Some((format!("client {host} has joined from {peer}"), false))
             }
             ClientArrival::Report { host, session, report } => {
@@ -211,7 +213,7 @@ impl Clients {
                 let is_current = self.sessions.get(&host).is_some_and(|(current, _)| *current == session);
                 if is_current {
                     self.sessions.remove(&host);
-                    controller.client_left(host);
+                    controller.client_left(now(), host);
                 }
                 is_current.then(|| (format!("client {host} has left: {reason}; its packets go where it was"), false))
             }
@@ -224,8 +226,20 @@ impl Clients {
         let Some((_, messages)) = self.sessions.get(&host) else { return };
         if messages.try_send(Message::Notice(notice)).is_err() {
             self.sessions.remove(&host);
-            controller.client_left(host);
+            controller.client_left(now(), host);
         }
+    }
+
+    /// Tells a client what is reserved for it. Returns a line for the log. A client that is not connected has nothing reserved.
+    pub(super) fn tell_reservation(&mut self, controller: &mut Controller, host: Mac, reservation: &Reservation) -> Option<String> {
+        let (_, messages) = self.sessions.get(&host)?;
+        let (kept, reason) = (reservation.kept.iter().map(|(access, rates)| (*access, *rates)).collect(), reservation.reason());
+        let line = reason.as_ref().map(|reason| format!("what client {host} asks for is not reserved: {reason}"));
+        if messages.try_send(Message::Reserved { kept, reason }).is_err() {
+            self.sessions.remove(&host);
+            controller.client_left(now(), host);
+        }
+        line
     }
 
     /// Tells each client what its access points can still carry.

@@ -2,8 +2,11 @@
 
 use std::net::SocketAddr;
 
-use braid_api::{NetworkAccess, NetworkHost, NetworkLink, NetworkPlace, NetworkPort, NetworkStatus, NetworkSwitch};
-use braid_network::{AccessKind, Channel, HostState, Phase, Place, Snapshot, SwitchState};
+use braid_api::{
+    NetworkAccess, NetworkHost, NetworkKept, NetworkLink, NetworkPlace, NetworkPort, NetworkReservation, NetworkStatus, NetworkSwitch,
+};
+use braid_model::PerDirection;
+use braid_network::{AccessKind, AccessState, Channel, HostState, Phase, Place, Reservation, Snapshot, SwitchState};
 
 pub(super) fn status(listens: &[SocketAddr], snapshot: Snapshot) -> NetworkStatus {
     let has_up = |switch: &SwitchState, place: Place| switch.ports.iter().any(|(port, _, up, _)| *port == place && *up);
@@ -11,7 +14,7 @@ pub(super) fn status(listens: &[SocketAddr], snapshot: Snapshot) -> NetworkStatu
         let is_there = |switch: &&SwitchState| !matches!(switch.phase, Phase::Silent | Phase::Away { .. });
         snapshot.switches.iter().filter(is_there).any(|switch| has_up(switch, place))
     };
-    let accesses = snapshot.accesses.iter().map(|(access, load)| NetworkAccess {
+    let accesses = snapshot.accesses.iter().map(|AccessState { access, load, reserved, enforces }| NetworkAccess {
         id: access.id.to_string(),
         place: view(access.place),
         kind: match access.kind {
@@ -25,6 +28,11 @@ pub(super) fn status(listens: &[SocketAddr], snapshot: Snapshot) -> NetworkStatu
         capacity_bps: access.capacity.bps(),
         rate_up_bps: load.map(|load| load.up.bps()),
         rate_down_bps: load.map(|load| load.down.bps()),
+        reservable_bps: access.reservable.bps(),
+        reserved_up_bps: reserved.up.bps(),
+        reserved_down_bps: reserved.down.bps(),
+        enforces_up: enforces.up,
+        enforces_down: enforces.down,
     });
     let accesses = accesses.collect();
     NetworkStatus {
@@ -63,6 +71,21 @@ fn host(host: HostState) -> NetworkHost {
         active: host.active.into_iter().map(view).collect(),
         manager: host.manager,
         client: host.is_client,
+        reservation: Some(&host.reservation).filter(|reservation| reservation.asked != PerDirection::default()).map(reserved),
+    }
+}
+
+fn reserved(reservation: &Reservation) -> NetworkReservation {
+    let kept = reservation.kept.iter().map(|(access, rates)| NetworkKept {
+        access: access.to_string(),
+        down_bps: rates.down.bps(),
+        up_bps: rates.up.bps(),
+    });
+    NetworkReservation {
+        asked_down_bps: reservation.asked.down.bps(),
+        asked_up_bps: reservation.asked.up.bps(),
+        kept: kept.collect(),
+        reason: reservation.reason(),
     }
 }
 

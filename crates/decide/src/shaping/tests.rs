@@ -433,3 +433,30 @@ fn flows_with_a_preference_and_fast_flows_come_first_if_there_are_too_many() {
         assert_eq!(shapes.contains_key(&FlowId(id)), listed, "{id}");
     }
 }
+
+#[test]
+fn what_is_promised_counts_each_rule_with_living_flows_once() {
+    let capacity = PerDirection::both(Some(Rate::from_mbps(20)));
+    let guarantee = |portion| Preference { guarantee: Some(portion), ..Preference::default() };
+    let fixed = guarantee(Portion::Rate(Rate::from_mbps(2)));
+    let elsewhere = Subject { link: LinkIndex(7), ..subject(9, 5, fixed) };
+    let flows = [
+        subject(1, 0, fixed),
+        subject(2, 0, fixed),
+        subject(3, 1, guarantee(Portion::Share(0.1))),
+        subject(4, 2, Preference::default()),
+        elsewhere,
+    ];
+    let mut controller = Controller::default();
+    controller.follow(flows, false);
+    let promised = |controller: &Controller, capacity| controller.promised(LINK, capacity).map(|rate| rate.bps() / 1_000_000).to_array();
+    assert_eq!(promised(&controller, capacity), [4, 4]);
+    assert_eq!(promised(&controller, PerDirection::default()), [2, 2], "a share of an unknown capacity promises nothing");
+    // What a program has reserved counts without flows, too, and as one rule with its guarantee.
+    let reserved = |rule, mbps| (LINK, Reserved { rule, rates: PerDirection { down: Some(Rate::from_mbps(mbps)), up: None } });
+    controller.reserve([reserved(0, 3), reserved(8, 5)]);
+    assert_eq!(promised(&controller, capacity), [10, 4]);
+    controller.follow([], false);
+    controller.reserve([]);
+    assert_eq!(promised(&controller, capacity), [0, 0]);
+}

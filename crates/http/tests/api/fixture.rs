@@ -211,6 +211,7 @@ fn ad_hoc() -> AdhocStatus {
         neighbours: Vec::new(),
         counts: Default::default(),
         warnings: Vec::new(),
+        reservation: None,
     }
 }
 

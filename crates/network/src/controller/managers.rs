@@ -13,7 +13,14 @@ use crate::rules::Owner;
 /// What managers read. A method would borrow the managers, too.
 macro_rules! view {
     ($own:ident) => {
-        View { hosts: &$own.hosts, accesses: &$own.accesses, loads: &$own.loads, flows: &$own.flows, topology: &$own.topology }
+        View {
+            hosts: &$own.hosts,
+            accesses: &$own.accesses,
+            loads: &$own.loads,
+            flows: &$own.flows,
+            topology: &$own.topology,
+            reservations: &$own.reservations,
+        }
     };
 }
 
@@ -65,12 +72,12 @@ impl Controller {
         view.accesses().filter_map(move |access| Some((access.id, (100.0 * view.utilisation(access.place)?) as u16)))
     }
 
-    /// What the access points of a host can carry towards it and away from it besides what they carry now, where that is measured.
+    /// What the access points of a host can carry towards it and away from it besides what they carry now and what others have reserved, where that is measured.
     pub fn free_at(&self, host: Mac) -> Vec<(AccessId, PerDirection<Rate>)> {
         let view = view!(self);
         let attachments = view.host(host).into_iter().flat_map(|state| state.attachments.keys());
         let free = |place: &Place| {
-            let (access, load) = (view.access_at(*place)?, view.load(*place).filter(|_| view.serves(*place))?);
+            let (access, load) = (view.access_at(*place)?, view.taken(*place, Some(host)).filter(|_| view.serves(*place))?);
             let rest = |used: Rate| access.capacity.saturating_sub(used);
             Some((access.id, PerDirection { down: rest(load.down), up: rest(load.up) }))
         };
@@ -119,6 +126,7 @@ impl Controller {
 
     /// Marks what follows the attachments of a host.
     pub(super) fn attachments_changed(&mut self, host: Mac) {
+        self.reservations.moved(host);
         for (id, flow) in &self.flows {
             let owner = if matches!(flow.mode, FlowMode::Merged(_)) { Owner::Up(*id) } else { Owner::Flow(*id) };
             if flow.spec.to == host {
@@ -141,6 +149,7 @@ impl Controller {
             self.roots.insert(host, root);
         }
         state.active = back;
+        self.reservations.moved(host);
         self.routing.remove(&host);
         self.dirty.owners.insert(Owner::Host(host));
         self.log(Event::RolledBack { host });
@@ -193,6 +202,7 @@ impl Controller {
             }
             for place in moved_away {
                 self.hosts.detach(host, place);
+                self.reservations.hosts_changed(place);
                 self.log(Event::HostDetached { host, place });
                 self.dirty.owners.insert(Owner::Source(host));
                 self.attachments_changed(host);

@@ -89,6 +89,7 @@ impl Controller {
         self.adopted.remove(&host);
         self.dirty.owners.insert(Owner::Source(host));
         self.attachments_changed(host);
+        self.reservations.hosts_changed(place);
         self.host_event(now, host, &HostEvent::Attached(place));
         Ok(())
     }
@@ -110,13 +111,14 @@ impl Controller {
         }
         self.dirty.owners.extend([Owner::Source(host), Owner::Host(host)]);
         self.attachments_changed(host);
+        self.reservations.hosts_changed(place);
     }
 
     /// Forgets a host.
     pub(super) fn forget_host(&mut self, _now: Time, host: Mac) {
-        if self.hosts.remove(host).is_none() {
-            return;
-        }
+        let Some(state) = self.hosts.remove(host) else { return };
+        state.attachments.keys().for_each(|place| self.reservations.hosts_changed(*place));
+        self.reservations.moved(host);
         self.log(Event::HostGone { host });
         self.managers.values_mut().for_each(|manager| manager.forget(host));
         self.roots.remove(&host);

@@ -1,6 +1,6 @@
 //! Requests of operators, and reports of clients.
 
-use braid_model::{Mac, Time};
+use braid_model::{Mac, PerDirection, Time};
 
 use super::{Controller, Request, RequestError, Scope};
 use crate::frame;
@@ -18,7 +18,8 @@ impl Controller {
         match request {
             Request::SetAccess(access) => self.set_access(access)?,
             Request::RemoveAccess(id) => {
-                self.accesses.remove(&id).ok_or(RequestError::UnknownAccess(id))?;
+                let access = self.accesses.remove(&id).ok_or(RequestError::UnknownAccess(id))?;
+                self.reservations.access_changed(access.place);
             }
             Request::UseManager { scope, manager } => self.use_manager(scope, Some(manager))?,
             Request::DropManager(scope) => self.use_manager(scope, None)?,
@@ -37,6 +38,7 @@ impl Controller {
                     None => self.limits.remove(&host),
                 };
                 self.dirty.owners.extend([Owner::Host(host), Owner::Source(host)]);
+                self.divide_where(host);
             }
             Request::SetFlow { id, spec, mode } => self.set_flow(id, spec, mode)?,
             Request::RemoveFlow(id) => {
@@ -118,16 +120,24 @@ impl Controller {
                     None => {}
                 }
             }
+            Report::Reserve(rates) => {
+                if rates != PerDirection::default() {
+                    self.hosts.get(host).and_then(|host| host.client).ok_or(RequestError::NoClient(host))?;
+                }
+                self.reservations.ask(now, host, rates);
+            }
         }
         self.work(now);
         Ok(())
     }
 
-    /// The connection of a client has ended. Until it comes back, its packets show where it is.
-    pub fn client_left(&mut self, host: Mac) {
+    /// The connection of a client has ended, and what it has reserved with it. Until it comes back, its packets show where it is.
+    pub fn client_left(&mut self, now: Time, host: Mac) {
+        self.reservations.end(host);
         if let Some(state) = self.hosts.get_mut(host) {
             state.attachments.values_mut().for_each(|attachment| attachment.reported = false);
         }
+        self.work(now);
     }
 
     fn access(&self, id: AccessId) -> Result<Access, RequestError> {
@@ -138,7 +148,14 @@ impl Controller {
         if self.accesses.values().any(|other| other.place == access.place && other.id != access.id) {
             return Err(RequestError::PlaceTaken(access.place));
         }
-        self.accesses.insert(access.id, access);
+        let former = self.accesses.insert(access.id, access);
+        if former != Some(access) {
+            former.into_iter().for_each(|former| self.reservations.access_changed(former.place));
+            self.reservations.access_changed(access.place);
+            // Clients that were there before it was an access point ask it now.
+            let hosts: Vec<Mac> = self.hosts.at(access.place).collect();
+            hosts.into_iter().for_each(|host| self.reservations.moved(host));
+        }
         Ok(())
     }
 

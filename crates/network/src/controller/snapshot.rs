@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use braid_model::{Mac, Time};
 
-use super::{Controller, HostState, Phase, Snapshot, SwitchState};
+use super::{AccessState, Controller, HostState, Phase, Snapshot, SwitchState};
 use crate::ids::Place;
 
 impl Controller {
@@ -33,12 +33,19 @@ impl Controller {
             slice: self.slices.get(&host).copied(),
             manager: self.manager_of(host).to_owned(),
             is_client: state.client.is_some(),
+            reservation: self.reservations.state(host),
+        });
+        let accesses = self.accesses.values().map(|access| AccessState {
+            access: *access,
+            load: self.loads.get(&access.place).copied(),
+            reserved: self.reservations.total(access.place),
+            enforces: self.enforces(access.place),
         });
         Snapshot {
             switches: switches.collect(),
             links: self.topology.links().collect(),
             hosts: hosts.collect(),
-            accesses: self.accesses.values().map(|access| (*access, self.loads.get(&access.place).copied())).collect(),
+            accesses: accesses.collect(),
             flows: self.flows.clone(),
             groups: self.groups.clone(),
             managers: self.managers.keys().cloned().collect(),

@@ -90,6 +90,7 @@ impl Controller {
             self.topology_changed(now, changes);
         } else {
             self.ask(now, datapath, RequestBody::PortDescription, Pending::Ports);
+            self.ask(now, datapath, RequestBody::MeterFeatures, Pending::MeterFeatures);
         }
         // Whole packets to the controller, which can then send them on at another switch.
         let config = SwitchConfig { flags: ConfigFlags::NONE, miss_send_len: MaxLen::NO_BUFFER };
@@ -108,7 +109,7 @@ impl Controller {
         self.ask(now, datapath, RequestBody::Flow(FlowQuery::default()), Pending::Flows);
     }
 
-    fn ask(&mut self, now: Time, datapath: DatapathId, body: RequestBody, pending: Pending) {
+    pub(super) fn ask(&mut self, now: Time, datapath: DatapathId, body: RequestBody, pending: Pending) {
         self.transmit(now, datapath, braid_openflow::Message::MultipartRequest(MultipartRequest::new(body)), pending);
     }
 
@@ -224,6 +225,10 @@ impl Controller {
                 let changes = self.topology.set_ports(datapath, &ports);
                 self.topology_changed(now, changes);
             }
+            (Pending::MeterFeatures, ReplyBody::MeterFeatures(features), _) => {
+                switch.table.style.meters &= features.max_meters > 0;
+                self.dirty.all = true;
+            }
             (Pending::Groups, ReplyBody::GroupDescription(groups), Some(reading)) => reading.groups = groups,
             (Pending::Meters, ReplyBody::MeterConfig(meters), Some(reading)) => reading.meters = meters,
             // It was asked for last.
@@ -232,6 +237,7 @@ impl Controller {
                 complete = true;
             }
             (Pending::Counters, ReplyBody::Port(ports), _) => self.counted(now, datapath, &ports),
+            (Pending::MeterCounters, ReplyBody::Meter(meters), _) => self.meters_read(now, datapath, &meters),
             _ => {}
         }
         if complete {
@@ -251,10 +257,10 @@ impl Controller {
             }
             Pending::Barrier => self.barrier_done(now, connection, xid),
             Pending::Groups => switch.table.style.groups = false,
-            Pending::Meters => switch.table.style.meters = false,
+            Pending::Meters | Pending::MeterFeatures => switch.table.style.meters = false,
             // Without its tables it cannot be controlled: it may return.
             Pending::Flows => peer.connection.close(),
-            Pending::Ports | Pending::Counters => {}
+            Pending::Ports | Pending::Counters | Pending::MeterCounters => {}
         }
     }
 
@@ -293,7 +299,7 @@ impl Controller {
     fn timed_out(&mut self, connection: ConnectionId, xid: Xid) {
         let Some(peer) = self.peers.get_mut(&connection) else { return };
         match peer.pending.remove(&xid) {
-            Some(Pending::Counters) | None => {}
+            Some(Pending::Counters | Pending::MeterCounters) | None => {}
             Some(_) => peer.connection.close(),
         }
     }
@@ -319,6 +325,7 @@ impl Controller {
         }
         self.counters.retain(|place, _| place.datapath != datapath);
         self.loads.retain(|place, _| place.datapath != datapath);
+        self.metered.retain(|(at, _), _| *at != datapath);
         self.log(Event::SwitchAway { datapath, peer: name, reason });
         self.topology.set_absent(datapath);
         // What waits for this switch is planned anew, around it.
@@ -471,6 +478,7 @@ impl Controller {
             self.log(Event::HostDetached { host, place });
             self.dirty.owners.insert(Owner::Source(host));
             self.attachments_changed(host);
+            self.reservations.hosts_changed(place);
             self.host_event(now, host, &HostEvent::Detached(place));
             // Without an attachment nothing shows life. A client may come back.
             if self.hosts.get(host).is_some_and(|host| host.attachments.is_empty() && host.client.is_none()) {
@@ -485,6 +493,9 @@ impl Controller {
         let switches: BTreeSet<DatapathId> = self.accesses.values().map(|access| access.place.datapath).collect();
         for datapath in switches.into_iter().filter(|datapath| self.is_live(*datapath)).collect::<Vec<_>>() {
             self.ask(now, datapath, RequestBody::Port(PortNo::ANY), Pending::Counters);
+        }
+        for datapath in self.metered_switches() {
+            self.ask(now, datapath, RequestBody::Meter(MeterId::ALL), Pending::MeterCounters);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_model::{ByteCount, Mac, Rate, Time};
+use braid_model::{ByteCount, Mac, PerDirection, Rate, Time};
 use braid_openflow::ids::DatapathId;
 use braid_openflow::{CloseReason, ErrorCode, Side, Version};
 use thiserror::Error;
@@ -13,6 +13,7 @@ use crate::hosts::{Attachment, HostLimits, HostRefusal};
 use crate::ids::{Access, AccessId, ConnectionId, FlowId, FlowSpec, GroupSpec, Place, SliceId};
 use crate::mobility::{ChosenFlow, FlowMode, Load};
 use crate::paths::Weight;
+use crate::reservation::Reservation;
 use crate::rules::Owner;
 use crate::topology::Link;
 
@@ -374,8 +375,8 @@ pub struct Snapshot {
     pub links: Vec<Link>,
     /// Hosts.
     pub hosts: Vec<HostState>,
-    /// Access points and their traffic.
-    pub accesses: Vec<(Access, Option<Load>)>,
+    /// Access points.
+    pub accesses: Vec<AccessState>,
     /// Chosen flows.
     pub flows: BTreeMap<FlowId, ChosenFlow>,
     /// Multicast groups.
@@ -384,6 +385,19 @@ pub struct Snapshot {
     pub managers: Vec<String>,
     /// Whether all switches that are connected have the entries that they should have.
     pub converged: bool,
+}
+
+/// An access point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AccessState {
+    /// What it is.
+    pub access: Access,
+    /// Its traffic, if measured.
+    pub load: Option<Load>,
+    /// What clients have reserved there.
+    pub reserved: PerDirection<Rate>,
+    /// Whether its switch can keep others from what is reserved.
+    pub enforces: PerDirection<bool>,
 }
 
 /// A switch.
@@ -441,4 +455,6 @@ pub struct HostState {
     pub manager: String,
     /// Whether it is a client.
     pub is_client: bool,
+    /// What it has reserved.
+    pub reservation: Reservation,
 }

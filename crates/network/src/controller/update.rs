@@ -71,6 +71,7 @@ impl Controller {
     /// Plans and carries out updates as far as possible without waiting.
     pub(super) fn work(&mut self, now: Time) {
         for _ in 0..ROUNDS {
+            self.settle_reservations();
             self.bound_waiting();
             while let Some(connection) = self.overflowed.pop_first() {
                 self.connection_events(now, connection);

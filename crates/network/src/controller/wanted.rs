@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use braid_model::{Mac, Rate, Time};
+use braid_model::{Direction, Mac, Rate, Time};
 use braid_openflow::ids::{DatapathId, Kbps, PortNo};
 
 use super::{Controller, Phase, Switch};
@@ -155,10 +155,14 @@ impl Controller {
             Owner::Host(mac) => {
                 let Some(host) = self.hosts.get(mac) else { return Vec::new() };
                 let here = host.active.iter().any(|place| place.datapath == datapath);
-                let meter = self.limits.get(&mac).filter(|_| here && style.meters).copied().map(kbps);
+                let meter = Some(()).filter(|()| here && style.meters).and_then(|()| self.limit_to(mac, datapath));
                 vec![(rules::to_address(style, mac), Content { here, meter, ..content })]
             }
-            Owner::Flow(id) => self.flows.get(&id).map(|flow| (rules::to_flow(style, &flow.spec, None), content)).into_iter().collect(),
+            Owner::Flow(id) => {
+                let Some(flow) = self.flows.get(&id) else { return Vec::new() };
+                let meter = Some(()).filter(|()| style.meters).and_then(|()| self.limit_of_flow(flow.spec.to, datapath, outputs));
+                vec![(rules::to_flow(style, &flow.spec, None), Content { meter, ..content })]
+            }
             Owner::Group(id) => {
                 let address = self.groups.get(&id).and_then(|group| frame::group_address(group.address));
                 address.map(|address| (rules::to_address(style, address), content)).into_iter().collect()
@@ -179,8 +183,8 @@ impl Controller {
             Owner::Base => rules::base(style, &self.inner_ports(datapath)),
             Owner::Source(mac) => {
                 let Some(host) = self.hosts.get(mac) else { return Vec::new() };
-                let ports = host.attachments.keys().filter(|place| place.datapath == datapath).map(|place| place.port);
-                rules::source(style, mac, ports, self.limits.get(&mac).copied().map(kbps))
+                let places = host.attachments.keys().filter(|place| place.datapath == datapath);
+                rules::source(style, mac, places.map(|place| (place.port, self.limit_at(mac, *place, Direction::Up))))
             }
             _ => Vec::new(),
         }
@@ -210,6 +214,6 @@ impl Controller {
     }
 }
 
-fn kbps(rate: Rate) -> Kbps {
+pub(super) fn kbps(rate: Rate) -> Kbps {
     Kbps(u32::try_from(rate.bps() / 1000).unwrap_or(u32::MAX).max(1))
 }

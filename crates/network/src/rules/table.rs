@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use braid_model::Direction;
 use braid_openflow::Message;
 use braid_openflow::Version;
 use braid_openflow::action::{Action, Instruction};
@@ -12,13 +13,15 @@ use braid_openflow::ids::{GroupId, Kbps, MeterId, PortNo, TableId};
 use braid_openflow::matching::Match;
 use braid_openflow::multipart::{FlowStats, GroupDescription, MeterConfig};
 
-use super::{Content, Key, Owner, Style};
+use super::{Content, Key, Limit, Owner, Style};
 
 /// First group and meter of this controller. Some switches have few meters, with small numbers.
 const FIRST_GROUP: u32 = 0x4252_0000;
 const FIRST_METER: u32 = 1000;
 /// Numbers of each that are ours.
-const NUMBERS: u32 = 0x1_0000;
+const NUMBERS: u32 = 0x8000;
+/// First meter that entries share: there are two for each port, so that a controller that was restarted finds them.
+const FIRST_SHARED: u32 = FIRST_METER + NUMBERS;
 /// Burst of a meter, as time at its rate. TCP gets its rate only with 0.4 s or more.
 const BURST_TENTHS: u32 = 5;
 
@@ -72,11 +75,15 @@ pub(crate) struct Table {
     owned: BTreeMap<Owner, BTreeSet<Key>>,
     groups: BTreeMap<GroupId, BTreeSet<PortNo>>,
     meters: BTreeMap<MeterId, Kbps>,
+    /// Numbers that were in use since the last reading. The switch gets removals last, so none of these is given away before they are done.
+    retired_groups: BTreeSet<GroupId>,
+    retired_meters: BTreeSet<MeterId>,
 }
 
 impl Table {
     pub(crate) fn new(style: Style) -> Self {
-        Self { style, entries: BTreeMap::new(), owned: BTreeMap::new(), groups: BTreeMap::new(), meters: BTreeMap::new() }
+        let (entries, owned, groups, meters, retired_groups, retired_meters) = Default::default();
+        Self { style, entries, owned, groups, meters, retired_groups, retired_meters }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -102,6 +109,8 @@ impl Table {
     pub(crate) fn read(&mut self, reading: &Reading) -> (Vec<Command>, BTreeSet<Owner>, BTreeSet<Owner>) {
         let former = std::mem::take(&mut self.entries);
         self.owned.clear();
+        self.retired_groups.clear();
+        self.retired_meters.clear();
         let ports = |buckets: &[Bucket]| -> Option<BTreeSet<PortNo>> {
             let port = |bucket: &Bucket| match bucket.actions.as_slice() {
                 [Action::Output { port, .. }] => Some(*port),
@@ -116,7 +125,7 @@ impl Table {
             [Band { rate, kind: BandKind::Drop, .. }] => Kbps(*rate),
             _ => Kbps(0),
         };
-        let meters = reading.meters.iter().filter(|meter| ours(meter.meter.0, FIRST_METER));
+        let meters = reading.meters.iter().filter(|meter| ours(meter.meter.0, FIRST_METER) || is_shared(meter.meter));
         self.meters = meters.map(|meter| (meter.meter, rate(meter))).collect();
         let (mut lively, mut changed) = (BTreeSet::new(), BTreeSet::new());
         for flow in &reading.flows {
@@ -154,7 +163,8 @@ impl Table {
             match instruction {
                 Instruction::Meter(meter) if self.meters.contains_key(meter) => {
                     entry.meter = Some(*meter);
-                    entry.content.meter = self.meters.get(meter).copied();
+                    let shared = Some(*meter).filter(|meter| is_shared(*meter));
+                    entry.content.meter = self.meters.get(meter).map(|rate| Limit { rate: *rate, shared });
                 }
                 Instruction::GotoTable(TableId(1)) => entry.content.next = true,
                 Instruction::ApplyActions(actions) => {
@@ -196,7 +206,8 @@ impl Table {
         let effect = Effect::Flow { owner, key: key.clone(), before: Some(before) };
         let mut commands = vec![Command { message: Message::FlowMod(message), effect }];
         commands.extend(group.map(|group| self.remove_group(group)));
-        commands.extend(meter.map(|meter| self.remove_meter(meter)));
+        // A shared meter is removed by the next reading: others may begin to use it before.
+        commands.extend(meter.filter(|meter| !is_shared(*meter)).map(|meter| self.remove_meter(meter)));
         commands
     }
 
@@ -205,7 +216,7 @@ impl Table {
         let (old_group, old_meter) = before.as_ref().map_or((None, None), |before| (before.group, before.meter));
         let group = (self.style.groups && content.outputs.len() > 1).then(|| self.write_group(old_group, content, &mut commands));
         let group = group.flatten();
-        let meter = content.meter.and_then(|rate| self.write_meter(old_meter, rate, &mut commands));
+        let meter = content.meter.and_then(|limit| self.write_meter(old_meter, limit, &mut commands));
         let entry = Entry { owner, content: content.clone(), group, meter, foreign: false, packets: 0 };
         // A command that modifies keeps the counters, but not the cookie.
         let known = before.as_ref().filter(|before| before.owner == owner && before.content.here == content.here);
@@ -223,12 +234,16 @@ impl Table {
         let packets = before.map_or(0, |before| before.packets);
         self.entries.insert(key.clone(), Entry { packets, ..entry });
         commands.extend(old_group.filter(|old| group != Some(*old)).map(|old| self.remove_group(old)));
-        commands.extend(old_meter.filter(|old| meter != Some(*old)).map(|old| self.remove_meter(old)));
+        commands.extend(old_meter.filter(|old| meter != Some(*old) && !is_shared(*old)).map(|old| self.remove_meter(old)));
         commands
     }
 
     fn write_group(&mut self, old: Option<GroupId>, content: &Content, commands: &mut Vec<Command>) -> Option<GroupId> {
-        let free = || (FIRST_GROUP..FIRST_GROUP + NUMBERS).map(GroupId).find(|group| !self.groups.contains_key(group));
+        let free = || {
+            (FIRST_GROUP..FIRST_GROUP + NUMBERS)
+                .map(GroupId)
+                .find(|group| !self.groups.contains_key(group) && !self.retired_groups.contains(group))
+        };
         let group = old.or_else(free)?;
         if self.groups.get(&group) != Some(&content.outputs) {
             let bucket = |port: &PortNo| Bucket {
@@ -246,11 +261,16 @@ impl Table {
         Some(group)
     }
 
-    fn write_meter(&mut self, old: Option<MeterId>, rate: Kbps, commands: &mut Vec<Command>) -> Option<MeterId> {
-        let free = || (FIRST_METER..FIRST_METER + NUMBERS).map(MeterId).find(|meter| !self.meters.contains_key(meter));
-        let meter = old.or_else(free)?;
+    fn write_meter(&mut self, old: Option<MeterId>, limit: Limit, commands: &mut Vec<Command>) -> Option<MeterId> {
+        let Limit { rate, shared } = limit;
+        let free = || {
+            (FIRST_METER..FIRST_METER + NUMBERS)
+                .map(MeterId)
+                .find(|meter| !self.meters.contains_key(meter) && !self.retired_meters.contains(meter))
+        };
+        let meter = shared.or(old.filter(|old| !is_shared(*old))).or_else(free)?;
         if self.meters.get(&meter) != Some(&rate) {
-            let command = if old.is_some() { ModCommand::Modify } else { ModCommand::Add };
+            let command = if self.meters.contains_key(&meter) { ModCommand::Modify } else { ModCommand::Add };
             let burst = (rate.0 / 10).saturating_mul(BURST_TENTHS).max(1);
             let bands = vec![Band { rate: rate.0, burst, kind: BandKind::Drop }];
             let message = MeterMod { command, flags: MeterFlags::KBPS | MeterFlags::BURST, meter, bands };
@@ -260,14 +280,21 @@ impl Table {
         Some(meter)
     }
 
+    /// The meter of an entry.
+    pub(crate) fn meter_of(&self, key: &Key) -> Option<MeterId> {
+        self.entries.get(key)?.meter
+    }
+
     fn remove_group(&mut self, group: GroupId) -> Command {
         self.groups.remove(&group);
+        self.retired_groups.insert(group);
         let message = GroupMod { command: ModCommand::Delete, kind: GroupKind::All, group, buckets: Vec::new() };
         Command { message: Message::GroupMod(message), effect: Effect::Removal }
     }
 
     fn remove_meter(&mut self, meter: MeterId) -> Command {
         self.meters.remove(&meter);
+        self.retired_meters.insert(meter);
         let message = MeterMod { command: ModCommand::Delete, flags: MeterFlags::KBPS, meter, bands: Vec::new() };
         Command { message: Message::MeterMod(message), effect: Effect::Removal }
     }
@@ -310,6 +337,16 @@ impl Table {
         let next = entry.content.next.then_some(Instruction::GotoTable(TableId(1)));
         entry.meter.map(Instruction::Meter).into_iter().chain(apply).chain(next).collect()
     }
+}
+
+/// The meter that packets to hosts at a port share (`Down`), or those from them. None has a number for a port beyond the first 16,384.
+pub(crate) fn shared_meter(port: PortNo, direction: Direction) -> Option<MeterId> {
+    let number = port.0.checked_mul(2)?.checked_add((direction == Direction::Up).into())?;
+    (number < NUMBERS).then_some(MeterId(FIRST_SHARED + number))
+}
+
+fn is_shared(meter: MeterId) -> bool {
+    (FIRST_SHARED..FIRST_SHARED + NUMBERS).contains(&meter.0)
 }
 
 fn flow_mod(key: &Key) -> FlowMod {

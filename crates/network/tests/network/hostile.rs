@@ -152,7 +152,7 @@ fn the_load_of_a_switch_that_is_away_is_not_known() {
     let mut world = campus(version, tables, AccessKind::Wifi);
     world.run(Duration::from_secs(6));
     let loads =
-        |world: &World| -> Vec<bool> { world.controller.snapshot(world.now).accesses.iter().map(|(_, load)| load.is_some()).collect() };
+        |world: &World| -> Vec<bool> { world.controller.snapshot(world.now).accesses.iter().map(|access| access.load.is_some()).collect() };
     assert_eq!(loads(&world), [true; 4]);
     world.disconnect(1);
     world.run(Duration::from_secs(6));

@@ -7,4 +7,5 @@ mod flows;
 mod histories;
 mod hostile;
 mod mobility;
+mod reservations;
 mod support;

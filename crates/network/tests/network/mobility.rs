@@ -24,7 +24,8 @@ pub(crate) fn access_id(number: u8) -> AccessId {
 
 pub(crate) fn access(number: u8, kind: AccessKind, entry: Duration) -> Access {
     let place = Place::new(number.into(), 4);
-    Access { id: access_id(number), place, kind, channel: Channel(number.into()), entry, capacity: Rate::from_mbps(20) }
+    let (channel, reservable) = (Channel(number.into()), Rate::from_mbps(10));
+    Access { id: access_id(number), place, kind, channel, entry, capacity: Rate::from_mbps(20), reservable }
 }
 
 /// Access points 1 to 4 at switches that are connected to switch 5 with the server. The fourth may be cellular.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Mac, Rate};
+use braid_model::{Mac, PerDirection, Rate};
 use braid_network::mobility::{FlowMode, NAMES, Report};
 use braid_network::wire::{decode_message, decode_report, encode_message, encode_report};
 use braid_network::{
@@ -101,6 +101,7 @@ fn ring(version: Version, tables: u8) -> World {
             channel: Channel(datapath as u16),
             entry: MS(300),
             capacity: Rate::from_mbps(20),
+            reservable: Rate::from_mbps(10),
         });
     }
     world.converge();
@@ -227,6 +228,7 @@ fn request(script: &mut Script<'_>) -> Request {
             channel: Channel(script.byte().into()),
             entry: MS(u64::from(script.byte()) * 10),
             capacity: Rate::from_mbps(script.byte().into()),
+            reservable: Rate::from_mbps(script.byte().into()),
         }),
         1 => Request::RemoveAccess(script.access()),
         2 | 3 => Request::UseManager { scope: scope(script), manager: NAMES[script.below(NAMES.len())].to_owned() },
@@ -256,12 +258,16 @@ fn request(script: &mut Script<'_>) -> Request {
 }
 
 fn report(script: &mut Script<'_>) -> Report {
-    match script.below(6) {
+    match script.below(7) {
         0 => Report::Hello(Client { radios: script.byte(), removes_duplicates: script.below(2) == 0 }),
         1 => Report::Entering(script.access()),
         2 => Report::Associated(script.access()),
         3 => Report::Dissociated(script.access()),
         4 => Report::Signals((0..script.below(4)).map(|_| (script.access(), Signal(-i16::from(script.byte())))).collect()),
-        _ => Report::WantsMove([None, Some(script.access())][script.below(2)]),
+        5 => Report::WantsMove([None, Some(script.access())][script.below(2)]),
+        _ => {
+            let mut rate = || Rate::from_bps(u64::from(script.byte()) << (8 * script.below(8)));
+            Report::Reserve(PerDirection { down: rate(), up: rate() })
+        }
     }
 }

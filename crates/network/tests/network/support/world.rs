@@ -6,7 +6,7 @@ use std::time::Duration;
 use braid_model::{Mac, Time};
 use braid_network::merge::{Duplicates, InOrder};
 use braid_network::mobility::{Notice, Report};
-use braid_network::{Access, AccessId, Client, Config, ConnectionId, Controller, Event, Place, Request, RequestError};
+use braid_network::{Access, AccessId, Client, Config, ConnectionId, Controller, Event, Place, Request, RequestError, Reservation};
 use braid_openflow::Version;
 use bytes::Bytes;
 
@@ -57,6 +57,8 @@ pub(crate) struct World {
     pub(crate) accesses: BTreeMap<AccessId, Access>,
     pub(crate) events: Vec<Event>,
     pub(crate) notices: Vec<(Mac, Notice)>,
+    /// What clients were told last about their reservations.
+    pub(crate) reservations: BTreeMap<Mac, Reservation>,
     /// Parts per thousand of the frames to and from hosts at a port that are lost.
     pub(crate) loss: BTreeMap<Place, u64>,
     pub(crate) link_delay: Duration,
@@ -92,6 +94,7 @@ impl World {
             accesses: BTreeMap::new(),
             events: Vec::new(),
             notices: Vec::new(),
+            reservations: BTreeMap::new(),
             loss: BTreeMap::new(),
             link_delay: MS(1),
             control_delay: MS(2),
@@ -226,6 +229,17 @@ impl World {
         }
     }
 
+    pub(crate) fn dissociate_all(&mut self, mac: Mac) {
+        let radios: Vec<u8> = self.hosts[&mac].radios.keys().copied().collect();
+        radios.into_iter().for_each(|radio| self.dissociate(mac, radio));
+    }
+
+    /// The connection of a client has ended.
+    pub(crate) fn client_left(&mut self, mac: Mac) {
+        self.controller.client_left(self.now, mac);
+        self.collect();
+    }
+
     fn report_place(&mut self, mac: Mac, place: Place, report: fn(AccessId) -> Report) {
         let access = self.accesses.values().find(|access| access.place == place).map(|access| access.id);
         if let Some(id) = access.filter(|_| self.hosts[&mac].is_client) {
@@ -355,6 +369,7 @@ impl World {
             }
         }
         self.events.extend(std::iter::from_fn(|| self.controller.poll_event()));
+        self.reservations.extend(std::iter::from_fn(|| self.controller.poll_reservation()));
         let notices: Vec<(Mac, Notice)> = std::iter::from_fn(|| self.controller.poll_notice()).collect();
         for (mac, notice) in notices {
             self.notices.push((mac, notice));
