@@ -22,6 +22,7 @@
 mod adhoc;
 mod air;
 mod ask;
+pub mod backhaul;
 pub mod bench;
 pub mod browser;
 mod channel;
