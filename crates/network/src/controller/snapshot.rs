@@ -22,6 +22,7 @@ impl Controller {
                 connection: switch.connection,
                 phase: switch.phase,
                 entries: switch.table.len(),
+                cut_off: self.topology.is_cut_off(*datapath),
                 ports: self.topology.ports(*datapath).map(port).collect(),
             }
         });
@@ -37,6 +38,7 @@ impl Controller {
         Snapshot {
             switches: switches.collect(),
             links: self.topology.links().collect(),
+            full_frames: self.topology.links().filter_map(|link| Some((link, self.topology.passes_full(link)?))).collect(),
             hosts: hosts.collect(),
             accesses: self.accesses.values().map(|access| (*access, self.loads.get(&access.place).copied())).collect(),
             flows: self.flows.clone(),

@@ -8,3 +8,4 @@ mod histories;
 mod hostile;
 mod mobility;
 mod support;
+mod tunnels;
