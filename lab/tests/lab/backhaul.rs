@@ -174,14 +174,23 @@ fn an_access_point_behind_a_nat_comes_back_when_that_forgets_it_or_moves() {
     eventually("the hosts reach each other", || here.pings(&there).unwrap());
     eventually("whole packets pass", || passes_full(&here, &there));
     assert!(!site.is_reachable_from_outside().unwrap(), "the NAT lets nothing in");
+    // Where the switch's connection comes from, if it is in use.
+    let peer = || {
+        let status = controller.status().unwrap();
+        let switch =
+            status["switches"].as_array().and_then(|all| all.iter().find(|switch| switch["datapath"] == "0000000000000004").cloned());
+        switch.filter(|switch| switch["state"] == "live").and_then(|switch| switch["peer"].as_str().map(str::to_owned))
+    };
     for moves in [false, true] {
-        let former = site.mapping().unwrap();
+        let (former, former_peer) = (site.mapping().unwrap(), peer().unwrap());
         if moves { site.change_address() } else { site.forget_mappings() }.unwrap();
         let begin = Instant::now();
         eventually("the tunnel has another mapping", || site.mapping().unwrap() != former);
         eventually("the hosts reach each other again", || here.pings(&there).unwrap());
         eprintln!("the NAT changed (address: {moves}); the tunnel is back after {:?}", begin.elapsed());
+        eventually("the switch has connected anew", || peer().is_some_and(|peer| peer != former_peer));
         controller.converges(4, 4).unwrap();
         eprintln!("the controller is back after {:?}", begin.elapsed());
+        assert!(here.pings(&there).unwrap());
     }
 }

@@ -291,7 +291,7 @@ pub enum Event {
     LinkDown(Link),
     /// A link passes small frames only.
     #[error(
-        "the link between {} and {} drops frames of 1500 bytes and passes smaller ones: TCP of hosts stalls over it; let the network below carry 1550 bytes \
+        "the link between {} and {} drops frames of 1500 bytes and passes smaller ones: connections of hosts may hang; let the network below carry 1550 bytes \
          for Geneve, 1542 for GRE (the MTU of its devices), or lower the MTU of the hosts (DHCP option 26)",
         .0.one, .0.other
     )]
