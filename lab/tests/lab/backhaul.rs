@@ -118,7 +118,7 @@ fn two_radios_lose_next_to_nothing_between_a_cable_and_a_tunnel() {
     }
     for one in [down.end(), up.end()] {
         eprintln!("{one:?}");
-        assert!(one.sent > 200 && one.lost <= STRAY && one.repeated == 0, "{one:?}\n{}", walk.joined.log());
+        assert!(one.sent > 200 && one.lost + one.repeated as usize <= STRAY, "{one:?}\n{}", walk.joined.log());
     }
 }
 
