@@ -27,6 +27,7 @@ const SWITCH_STATES = {
   settling: ['Finding links', 'warn'],
   silent: ['Silent', 'bad'],
   away: ['Away', 'bad'],
+  'cut-off': ['Cut off', 'bad'],
 };
 
 export const switchState = (name) => SWITCH_STATES[name] ?? [name, 'idle'];
@@ -50,7 +51,7 @@ export function linkMemory() {
       // A port with another link was given another cable.
       if (now - entry.lostAt > LOST_MS || taken.has(keyOf(entry.one)) || taken.has(keyOf(entry.other))) known.delete(key);
     }
-    for (const [key, { one, other }] of present) known.set(key, { key, one, other, lost: false });
+    for (const [key, { one, other, full_frames: full }] of present) known.set(key, { key, one, other, small: full === false, lost: false });
     return [...known.values()].sort((a, b) => (a.key < b.key ? -1 : 1));
   };
 }

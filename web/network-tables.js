@@ -48,10 +48,15 @@ const SWITCH_COLUMNS = [
   ['From', ({ one }) => one.peer],
   ['Ports up', ({ one }) => `${count(one.ports.filter((port) => port.up).length)} of ${count(one.ports.length)}`, true],
   ['Entries', ({ one }) => count(one.entries), true],
-  ['Links', ({ links }) => some(links.filter((link) => !link.lost).map(linkName))],
+  ['Links', ({ links }) => presentLinks(links.filter((link) => !link.lost))],
   ['Lost links', ({ links }) => lostLinks(links.filter((link) => link.lost))],
   ['Ports that are down', ({ one }) => some(one.ports.filter((port) => !port.up).map(({ number, name }) => (name ? `${number} ${name}` : `${number}`)))],
 ];
+
+function presentLinks(links) {
+  const names = some(links.map((link) => (link.small ? `${linkName(link)} (small frames only)` : linkName(link))));
+  return links.some((link) => link.small) ? [names, 'bad'] : names;
+}
 
 const lostLinks = (links) => (links.length ? [some(links.map(linkName)), 'bad'] : NONE);
 

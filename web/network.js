@@ -77,6 +77,7 @@ function describe({ switches, accesses, hosts, converged }, links) {
 function announce({ switches }, links, before) {
   const now = new Set([
     ...links.filter((link) => link.lost).map((link) => `Link ${linkName(link)} is lost.`),
+    ...links.filter((link) => link.small && !link.lost).map((link) => `Link ${linkName(link)} drops packets of 1500 bytes.`),
     ...switches.filter(({ state }) => switchState(state)[1] === 'bad').map(({ datapath, state }) => `Switch ${short(datapath)} is ${switchState(state)[0].toLowerCase()}.`),
   ]);
   const fresh = [...now].filter((text) => before && !before.has(text));

@@ -15,13 +15,15 @@
 //! It needs root, or a user namespace in which it is root. It is invisible outside: its namespaces have no names, and vanish with the
 //! process even if that is killed.
 //!
-//! It models radio contention only between links that are put on one channel ([`Builder::channel`]). It does not model stateful middleboxes (NAT), or routes that differ by destination.
+//! It models radio contention only between links that are put on one channel ([`Builder::channel`]). It models a NAT only
+//! in [`backhaul`], and neither other stateful middleboxes nor routes that differ by destination.
 
 #![deny(unsafe_code)]
 
 mod adhoc;
 mod air;
 mod ask;
+pub mod backhaul;
 pub mod bench;
 pub mod browser;
 mod channel;

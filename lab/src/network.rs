@@ -1,5 +1,5 @@
 //! A network of switches in the lab: Open vSwitch with its datapath in user space and the controller are in the client's namespace, each host has one of its
-//! own.
+//! own. Switches at other sites ([`crate::backhaul`]) have a namespace and an Open vSwitch of their own.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -42,11 +42,20 @@ impl<'a> Controller<'a> {
     /// # Errors
     /// The program is missing, or the file cannot be written.
     pub fn start_with(lab: &'a Lab, braid: &Path, configuration: &str) -> Result<Self> {
+        Self::start_at(lab, braid, configuration, &[CONTROLLER])
+    }
+
+    /// The same, for switches that connect to these addresses.
+    ///
+    /// # Errors
+    /// The program is missing, or the file cannot be written.
+    pub fn start_at(lab: &'a Lab, braid: &Path, configuration: &str, listens: &[SocketAddr]) -> Result<Self> {
         let file = lab.directory().join("controller.toml");
         fs::write(&file, configuration).context("cannot write the controller's configuration")?;
         let log = File::options().create(true).append(true).open(log(lab)).context("cannot write the controller's log")?;
         let mut command = lab.client().command(braid)?;
-        command.args(["net", "controller", "--listen", &CONTROLLER.to_string(), "--socket"]).arg(socket(lab));
+        command.args(["net", "controller", "--socket"]).arg(socket(lab));
+        command.args(listens.iter().flat_map(|address| ["--listen".to_owned(), address.to_string()]));
         command.arg("--config").arg(file).arg("--state-dir").arg(lab.directory().join("controller"));
         let process = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
         let process = process.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?;
@@ -131,10 +140,23 @@ pub(crate) fn count(status: &Value, what: &str) -> usize {
     status[what].as_array().map_or(0, Vec::len)
 }
 
+/// Files of one side of TLS, in PEM format.
+#[derive(Debug, Clone)]
+pub struct TlsFiles {
+    /// Its certificate.
+    pub certificate: PathBuf,
+    /// The key of that.
+    pub key: PathBuf,
+    /// The certificate that signs those of the other side.
+    pub ca: PathBuf,
+}
+
 /// Open vSwitch, with its own database and directory.
 #[derive(Debug)]
 pub struct Switches<'a> {
     lab: &'a Lab,
+    /// The namespace, if it is not the client's.
+    own: Option<Namespace>,
     directory: PathBuf,
     daemons: Vec<Child>,
 }
@@ -145,9 +167,20 @@ impl<'a> Switches<'a> {
     /// # Errors
     /// Open vSwitch is missing, or does not start.
     pub fn ring(lab: &'a Lab, version: &str) -> Result<Self> {
-        let switches = Self::start(lab)?;
+        Self::ring_of(lab, version, &format!("tcp:{CONTROLLER}"), None)
+    }
+
+    /// The same, for a controller at `target`, such as `tcp:ADDRESS:PORT`, with these files for TLS.
+    ///
+    /// # Errors
+    /// Open vSwitch is missing, or does not start.
+    pub fn ring_of(lab: &'a Lab, version: &str, target: &str, files: Option<&TlsFiles>) -> Result<Self> {
+        let switches = Self::start(lab, None, "ovs")?;
+        if let Some(files) = files {
+            switches.use_tls(files)?;
+        }
         for (number, name) in (1..).zip(["s1", "s2", "s3"]) {
-            switches.add(name, number, version)?;
+            switches.add(name, number, version, target)?;
         }
         for (one, other) in [("s1", "s2"), ("s2", "s3"), ("s1", "s3")] {
             switches.cable(one, other)?;
@@ -155,10 +188,11 @@ impl<'a> Switches<'a> {
         Ok(switches)
     }
 
-    fn start(lab: &'a Lab) -> Result<Self> {
-        let directory = lab.directory().join("ovs");
+    /// Open vSwitch without a switch, in the client's namespace or its own, with a directory of this name.
+    pub(crate) fn start(lab: &'a Lab, own: Option<Namespace>, directory: &str) -> Result<Self> {
+        let directory = lab.directory().join(directory);
         fs::create_dir(&directory).context("cannot make the switches' directory")?;
-        let mut switches = Self { lab, directory, daemons: Vec::new() };
+        let mut switches = Self { lab, own, directory, daemons: Vec::new() };
         let database = switches.directory.join("conf.db").display().to_string();
         printed(switches.tool("ovsdb-tool")?.args(["create", &database, "/usr/share/openvswitch/vswitch.ovsschema"]))?;
         let remote = format!("--remote=punix:{}", switches.directory.join("db.sock").display());
@@ -168,7 +202,12 @@ impl<'a> Switches<'a> {
         Ok(switches)
     }
 
-    /// Makes a device of the client's namespace a port of a switch. Returns its number.
+    /// The namespace of the switches.
+    pub fn namespace(&self) -> &Namespace {
+        self.own.as_ref().unwrap_or(self.lab.client())
+    }
+
+    /// Makes a device of the switches' namespace a port of a switch. Returns its number.
     ///
     /// # Errors
     /// There is no such switch or device.
@@ -179,7 +218,7 @@ impl<'a> Switches<'a> {
     }
 
     fn tool(&self, program: &str) -> Result<Command> {
-        let mut command = self.lab.client().command(program)?;
+        let mut command = self.namespace().command(program)?;
         for place in ["OVS_RUNDIR", "OVS_DBDIR", "OVS_LOGDIR"] {
             command.env(place, &self.directory);
         }
@@ -194,25 +233,31 @@ impl<'a> Switches<'a> {
         Ok(())
     }
 
-    fn vsctl(&self, line: &str) -> Result<String> {
+    pub(crate) fn vsctl(&self, line: &str) -> Result<String> {
         let database = format!("--db=unix:{}", self.directory.join("db.sock").display());
         printed(self.tool("ovs-vsctl")?.args(["--timeout=20", &database]).args(line.split(' ')))
     }
 
     /// A switch that follows the controller only, also while that is away.
-    fn add(&self, name: &str, datapath: u64, version: &str) -> Result<()> {
+    pub(crate) fn add(&self, name: &str, datapath: u64, version: &str, target: &str) -> Result<()> {
         let line = format!(
             "add-br {name} -- set bridge {name} datapath_type=netdev fail_mode=secure protocols={version} \
-             other-config:datapath-id={datapath:016x} other-config:disable-in-band=true -- set-controller {name} tcp:{CONTROLLER} -- \
+             other-config:datapath-id={datapath:016x} other-config:disable-in-band=true -- set-controller {name} {target} -- \
              set controller {name} max_backoff=1000 inactivity_probe=5000"
         );
         self.vsctl(&line).map(drop)
     }
 
+    /// Connections to controllers show these certificates.
+    pub(crate) fn use_tls(&self, files: &TlsFiles) -> Result<()> {
+        let [key, certificate, ca] = [&files.key, &files.certificate, &files.ca].map(|file| file.display().to_string());
+        self.vsctl(&format!("set-ssl {key} {certificate} {ca}")).map(drop)
+    }
+
     /// A cable between two switches. Its ends are `ONE-OTHER` and `OTHER-ONE`.
     fn cable(&self, one: &str, other: &str) -> Result<()> {
         let (near, far) = (format!("{one}-{other}"), format!("{other}-{one}"));
-        self.lab.client().ip(&format!("link add name {near} up type veth peer name {far}\nlink set dev {far} up\n"))?;
+        self.namespace().ip(&format!("link add name {near} up type veth peer name {far}\nlink set dev {far} up\n"))?;
         self.vsctl(&format!("add-port {one} {near} -- add-port {other} {far}")).map(drop)
     }
 
@@ -221,7 +266,7 @@ impl<'a> Switches<'a> {
     /// # Errors
     /// There is no such end.
     pub fn set_cable(&self, end: &str, up: bool) -> Result<()> {
-        self.lab.client().ip(&format!("link set dev {end} {}\n", if up { "up" } else { "down" }))
+        self.namespace().ip(&format!("link set dev {end} {}\n", if up { "up" } else { "down" }))
     }
 
     /// The entries of a switch, without their counters.
@@ -285,7 +330,7 @@ impl Host {
         for (place, switch) in at.iter().enumerate() {
             let port = format!("{switch}-h{number}");
             let line = format!("link add name {port} up type veth peer name eth{place} address {mac} netns {path}\n");
-            switches.lab.client().ip(&line)?;
+            switches.namespace().ip(&line)?;
             // The switches take no frames whose checksums a network card would add.
             host.namespace.run(|| sys::plain_frames(&format!("eth{place}")))?.context("cannot switch off offloads")?;
             switches.vsctl(&format!("add-port {switch} {port}"))?;

@@ -55,11 +55,14 @@ impl AccessPoint {
     /// There is no such switch.
     pub fn start(lab: &Lab, switches: &Switches<'_>, number: u8, (switch, datapath): (&str, u64), entry: Duration) -> Result<Self> {
         let (bridge, port, peer) = (format!("air{number}"), format!("ap{number}"), format!("ap{number}-air"));
+        // The air is in the client's namespace, wherever the switch is.
+        let at = switches.namespace().path();
         lab.client().ip(&format!(
             "link add name {bridge} up type bridge forward_delay 0 mcast_snooping 0\n\
-             link add name {port} up type veth peer name {peer}\nlink set dev {peer} master {bridge} up\n\
+             link add name {peer} type veth peer name {port} netns {at}\nlink set dev {peer} master {bridge} up\n\
              link set dev {peer} type bridge_slave learning off\n"
         ))?;
+        switches.namespace().ip(&format!("link set dev {port} up\n"))?;
         let port = switches.port(switch, &port)?;
         Ok(Self {
             bssid: format!("02:00:00:00:0a:{number:02x}"),
@@ -727,6 +730,17 @@ pub struct WalkPlan<'a> {
     pub hunt: Duration,
 }
 
+/// Where a walk takes place.
+#[derive(Debug)]
+pub struct Site<'a> {
+    /// The switches at the controller's site.
+    pub switches: Switches<'a>,
+    /// The access points.
+    pub accesses: Vec<AccessPoint>,
+    /// How many switches and links there are, with those of other sites.
+    pub size: (usize, usize),
+}
+
 /// A ring of three switches with access points, a host at the third switch, and one with radios that has joined and entered the first access point.
 #[derive(Debug)]
 pub struct Walk<'a> {
@@ -757,12 +771,29 @@ impl<'a> Walk<'a> {
             AccessPoint::start(lab, &switches, number, ring[usize::from(number - 1) % ring.len()], entry)
         };
         let accesses = (1..=plan.accesses).map(access).collect::<Result<Vec<_>>>()?;
+        let controller = |configuration: &str| Controller::start_with(lab, braid, configuration);
+        Self::at(lab, braid, plan, Site { switches, accesses, size: (3, 3) }, controller)
+    }
+
+    /// The same at these switches and access points, with a controller that `controller` starts with a configuration. There is a switch `s2` for the controller's
+    /// clients, and a switch `s3` for the other host.
+    ///
+    /// # Errors
+    /// Something does not start within a minute.
+    pub fn at(
+        lab: &'a Lab,
+        braid: &Path,
+        plan: WalkPlan<'_>,
+        site: Site<'a>,
+        controller: impl FnOnce(&str) -> Result<Controller<'a>>,
+    ) -> Result<Self> {
+        let Site { switches, accesses, size } = site;
         serve_clients(lab, &switches, "s2")?;
         let roamer = Roamer::start(lab, 1, plan.radios, &accesses, plan.hunt)?;
         let key = roamer.key(braid)?;
-        let controller = Controller::start_with(lab, braid, &configuration(&accesses, &[(&roamer.mac, &key)], plan.options))?;
+        let controller = controller(&configuration(&accesses, &[(&roamer.mac, &key)], plan.options))?;
         let other = Host::start(&switches, 2, &["s3"])?;
-        controller.converges(3, 3)?;
+        controller.converges(size.0, size.1)?;
         roamer.radios()[0].enter(0, Duration::ZERO);
         let joined = roamer.join(braid, None)?;
         let walk = Self { joined, controller, roamer, other, accesses, switches };
@@ -770,7 +801,7 @@ impl<'a> Walk<'a> {
             Ok(walk.is_client()? && walk.active()? == [walk.place(0)] && walk.other.reaches(walk.roamer.address)?)
         })
         .with_context(|| format!("the client's log:\n{}the controller's:\n{}", walk.joined.log(), walk.controller.log()))?;
-        walk.controller.converges(3, 3)?;
+        walk.controller.converges(size.0, size.1)?;
         Ok(walk)
     }
 

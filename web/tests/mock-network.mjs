@@ -63,7 +63,7 @@ export function changed(network, { host: mac, manager, to }) {
     return { message: `${mac} has the mobility manager ${manager} until the controller ends`, warnings: [] };
   }
   const access = network.accesses.find(({ id, serves }) => id === to && serves);
-  if (!access) return { problem: [409, 'Not possible', `${to} is down, or its switch is away; a host cannot be attached there`] };
+  if (!access) return { problem: [409, 'Not possible', `${to} is down, or its switch is away or cut off from the others; a host cannot be attached there`] };
   found.attachments = [access.place];
   found.active = [access.place];
   return { message: `${mac} is asked to go to ${to}`, warnings: [] };

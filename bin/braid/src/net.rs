@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::Context as _;
-use braid_api::{Accepted, NetworkAccess, NetworkChange, NetworkPlace, NetworkStatus};
+use braid_api::{Accepted, NetworkAccess, NetworkChange, NetworkLink, NetworkPlace, NetworkStatus};
 use braid_daemon::controller::{self, ControllerOptions, Listens};
 
 use braid_model::Rate;
@@ -137,7 +137,7 @@ fn show(page: &mut Page<'_>, status: &NetworkStatus) -> io::Result<()> {
     let rows = status.switches.iter().map(|switch| {
         let tone = match switch.state.as_str() {
             "live" => Tone::Good,
-            "silent" | "away" => Tone::Bad,
+            "silent" | "away" | "cut-off" => Tone::Bad,
             _ => Tone::Doubtful,
         };
         vec![
@@ -155,8 +155,20 @@ fn show(page: &mut Page<'_>, status: &NetworkStatus) -> io::Result<()> {
         "no switch has connected: `ovs-vsctl set-controller BRIDGE tcp:ADDRESS:PORT` connects one",
     )?;
     page.line("")?;
-    let rows: Vec<_> = status.links.iter().map(|link| vec![cell(Some(place(&link.one))), cell(Some(place(&link.other)))]).collect();
-    page.table(&[words("LINK"), words("AND")], &rows, "no link between switches")?;
+    let frames = |link: &NetworkLink| match link.full_frames {
+        Some(true) => cell(Some("all")),
+        Some(false) => toned(Some("small"), Tone::Bad),
+        None => cell(None::<&str>),
+    };
+    let rows: Vec<_> =
+        status.links.iter().map(|link| vec![cell(Some(place(&link.one))), cell(Some(place(&link.other))), frames(link)]).collect();
+    page.table(&[words("LINK"), words("AND"), words("FRAMES")], &rows, "no link between switches")?;
+    if status.links.iter().any(|link| link.full_frames == Some(false)) {
+        page.toned(
+            Tone::Bad,
+            "links with small frames drop packets of 1500 bytes: let the network below carry 1550 bytes (Geneve; GRE: 1542), or lower the MTU of the hosts",
+        )?;
+    }
     page.line("")?;
     if !status.accesses.is_empty() {
         let columns = [

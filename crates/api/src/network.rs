@@ -29,7 +29,8 @@ pub struct NetworkSwitch {
     pub datapath: String,
     /// Address from which it connected last.
     pub peer: String,
-    /// `live`, `reading` (its tables), `settling` (its links are found), `silent` (it does not answer), `away` (it has no connection).
+    /// `live`, `reading` (its tables), `settling` (its links are found), `silent` (it does not answer), `away` (it has no connection), `cut-off` (it follows
+    /// the controller, and has lost the links to the others).
     pub state: String,
     /// Number of its entries that are the controller's.
     pub entries: u64,
@@ -66,6 +67,8 @@ pub struct NetworkLink {
     pub one: NetworkPlace,
     /// The other end.
     pub other: NetworkPlace,
+    /// Whether it passes frames of 1,500 bytes after the Ethernet header, as hosts send them; `null`: not known yet.
+    pub full_frames: Option<bool>,
 }
 
 /// An access point: a port behind which hosts enter by radio.
@@ -79,7 +82,7 @@ pub struct NetworkAccess {
     pub kind: String,
     /// Its channel, in the numbers of its kind; `null`: not configured.
     pub channel: Option<u16>,
-    /// Whether hosts can enter: its port is up, and its switch answers.
+    /// Whether hosts can enter: its port is up, and its switch answers and is not cut off from the others.
     pub serves: bool,
     /// What it carries in each direction, in bits per second.
     pub capacity_bps: u64,

@@ -15,6 +15,7 @@ use braid_decide::policy::Portion;
 use braid_model::key::PublicKey;
 use braid_model::{Mac, Rate};
 use braid_network::mobility::{FlowMode, NAMES};
+use braid_network::paths::Weight;
 use braid_network::{Access, AccessId, AccessKind, Channel, FlowSpec, GroupSpec, Place, group_address};
 
 use super::links::mac;
@@ -36,6 +37,8 @@ pub struct ControllerConfig {
     pub clients_listen: Vec<SocketAddr>,
     /// Access points. Neither an address nor a place is there twice.
     pub accesses: Vec<Access>,
+    /// Weights of links, by the port at either end. No port is there twice.
+    pub weights: Vec<(Place, Weight)>,
     /// Slices. No name is there twice.
     pub slices: Vec<SliceSettings>,
     /// Hosts. Neither an address nor a key is there twice.
@@ -95,6 +98,8 @@ const RESERVABLE: Portion = Portion::Share(0.5);
 const MOST_RESERVABLE: f64 = 0.9;
 /// Most copies of a flow.
 const MAX_COPIES: u64 = 8;
+/// Weights of links: the usual one, which each end has, and the largest one, with which sums of a path stay below 2^32.
+const WEIGHTS: std::ops::RangeInclusive<u64> = 10..=100_000;
 /// Longest name of a slice in bytes.
 const NAME_LIMIT: usize = 64;
 
@@ -125,6 +130,8 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
     let clients_listen = clients.map(clients_listen).unwrap_or_default();
     let (mut ids, mut places) = (Lines::new(), Lines::new());
     let accesses = entries(&mut section, "access", "an [[access]] entry", |section| access(section, &mut ids, &mut places));
+    let mut ends = Lines::new();
+    let weights = entries(&mut section, "link", "a [[link]] entry", |section| link(section, &mut ends));
     let mut names = Lines::new();
     let slices = entries(&mut section, "slice", "a [[slice]] entry", |section| slice(section, &mut names));
     let (mut macs, mut keys) = (Lines::new(), Lines::new());
@@ -134,7 +141,7 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
     let mut specs = Lines::new();
     let flows = entries(&mut section, "flow", "a [[flow]] entry", |section| flow(section, &mut specs));
     section.finish();
-    ControllerConfig { listen, manager, hold, tls, clients_listen, accesses, slices, hosts, groups, flows, warnings: Vec::new() }
+    ControllerConfig { listen, manager, hold, tls, clients_listen, accesses, weights, slices, hosts, groups, flows, warnings: Vec::new() }
 }
 
 /// The entries of a list of tables.
@@ -229,6 +236,19 @@ fn reservable(value: &Value<'_>, capacity: Option<Rate>) -> Option<Portion> {
         ),
         None => Some(Portion::Rate(rate)),
     }
+}
+
+fn link(mut section: Section<'_>, ends: &mut Lines<Place>) -> Option<(Place, Weight)> {
+    let (reader, span) = (section.reader, section.span.clone());
+    let switch = section.need("switch", "write switch = \"1\": the datapath of the switch at one end, as `braid net status` shows it");
+    let switch = switch.and_then(|value| datapath(&value));
+    let port = section.need("port", "write port = 1: the number of the link's port there").and_then(|value| value.whole(1..=MAX_PORT));
+    let weight = section.need("weight", "write weight = 100: paths with a smaller sum are taken, and other links have 10");
+    let weight = weight.and_then(|value| value.whole(WEIGHTS));
+    section.finish();
+    let place = Place::new(switch?, port? as u32);
+    only(ends, place, reader, &span, "a link at this port")?;
+    Some((place, Weight(weight? as u32)))
 }
 
 fn slice(mut section: Section<'_>, names: &mut Lines<String>) -> Option<SliceSettings> {

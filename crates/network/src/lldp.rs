@@ -19,6 +19,8 @@ const SOURCE: [u8; 6] = [0x02, 0x42, 0x52, 0x44, 0, 0];
 /// A locally administered organisation.
 const ORGANISATION: [u8; 3] = [0x42, 0x52, 0x44];
 const HEADER: usize = 14;
+/// Most bytes that hosts send after the Ethernet header.
+const FULL: usize = 1500;
 const TAG: usize = 16;
 
 /// Types of TLVs, and the subtype "locally assigned" of identifiers.
@@ -68,6 +70,13 @@ impl Lldp {
             frame.extend((u16::from(kind) << 9 | content.len() as u16).to_be_bytes());
             frame.extend(content);
         }
+        frame.into()
+    }
+
+    /// The same with as many bytes as a frame of hosts can have. Receivers ignore what follows the last TLV.
+    pub(crate) fn full_frame(&self, place: Place, sequence: u64) -> Bytes {
+        let mut frame = self.frame(place, sequence).to_vec();
+        frame.resize(HEADER + FULL, 0);
         frame.into()
     }
 
@@ -139,6 +148,8 @@ mod tests {
         let frame = lldp.frame(place, 9).to_vec();
         assert_eq!(lldp.parse(&frame), Ok((place, 9)));
         assert_eq!(Lldp::new(&[2; 32]).parse(&frame), Err(LldpError::Forged));
+        let full = lldp.full_frame(place, 9);
+        assert_eq!((lldp.parse(&full), full.len()), (Ok((place, 9)), 1514));
         for at in 0..frame.len() {
             assert!(lldp.parse(&frame[..at]).is_err() || at >= frame.len() - 2);
             let mut changed = frame.clone();

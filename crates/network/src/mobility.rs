@@ -215,7 +215,7 @@ impl<'a> View<'a> {
         self.accesses.get(&id)
     }
 
-    /// Whether hosts can be attached at a place: its port is up, and its switch is connected and answers.
+    /// Whether hosts can be attached at a place: its port is up, and its switch is connected, answers, and is not cut off from the others.
     pub fn serves(&self, place: Place) -> bool {
         self.topology.serves(place)
     }

@@ -6,6 +6,9 @@
 //!
 //! A port at which there was a link is no edge port when its frames stop, because the switch at the other end may still forward. It may become one when
 //! it goes down and up, as it does when a cable is plugged anew, or when its switch connects anew and no frame comes.
+//!
+//! A tunnel stays up when what carries it fails. Two signs show it: LLDP frames that do not arrive, and sooner the switch, if it tests the tunnel by BFD and
+//! reports a port that is not live any more. Tunnels may also pass small frames only: each link gets an LLDP frame of full size from time to time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -34,6 +37,10 @@ pub struct Link {
 pub(crate) enum Change {
     LinkFound(Link),
     LinkLost(Link),
+    /// The link passes small frames, and drops those of full size.
+    LinkNarrow(Link),
+    /// It passes them now.
+    LinkWide(Link),
     /// The port is no edge port, or not any more.
     NoEdge(Place),
     PortDown(Place),
@@ -44,6 +51,10 @@ pub(crate) enum Change {
 struct PortFacts {
     name: String,
     up: bool,
+    /// Whether its switch has called it live before (OpenFlow 1.3). Many switches never do.
+    was_live: bool,
+    /// Whether its switch calls it live no more, though it is up: what it leads to does not answer.
+    stalled: bool,
     /// When it is an edge port, if no frame comes. It counts from the first frame that is sent.
     edge_from: Time,
     /// Whether a former controller knew a link here.
@@ -54,6 +65,8 @@ struct PortFacts {
     peer: Option<DatapathId>,
     /// Numbers of the last two LLDP frames.
     sent: [u64; 2],
+    /// Numbers of the last two of full size.
+    sent_full: [u64; 2],
 }
 
 impl PortFacts {
@@ -68,6 +81,10 @@ struct Heard {
     at: Place,
     /// Frames that were sent since the last one that arrived. Time alone would end all links when the clock jumps.
     missed: u32,
+    /// The same of those of full size.
+    missed_full: u32,
+    /// Whether frames of full size arrive, once that is certain.
+    full: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -78,7 +95,11 @@ pub(crate) struct Topology {
     weights: BTreeMap<Place, Weight>,
     /// Switches that return no frames. A port at which one of them was is no edge port.
     absent: BTreeSet<DatapathId>,
+    /// Switches that lost the links to the largest part of the network.
+    cut_off: BTreeSet<DatapathId>,
     sequence: u64,
+    /// Rounds of LLDP frames.
+    rounds: u32,
     probation: Duration,
 }
 
@@ -86,11 +107,13 @@ pub(crate) struct Topology {
 const MAX_PORTS: usize = 4096;
 /// Frames that may be lost before a link is.
 const MISSED: u32 = 3;
+/// Rounds of LLDP frames from one of full size to the next, once it is certain whether they arrive.
+const FULL_EVERY: u32 = 10;
 
 impl Topology {
     pub(crate) fn new(key: &[u8; 32], probation: Duration) -> Self {
-        let (switches, heard, weights, absent) = Default::default();
-        Self { lldp: Lldp::new(key), switches, heard, weights, absent, sequence: 0, probation }
+        let (switches, heard, weights, absent, cut_off) = Default::default();
+        Self { lldp: Lldp::new(key), switches, heard, weights, absent, cut_off, sequence: 0, rounds: 0, probation }
     }
 
     /// A switch connected. It may be new.
@@ -114,13 +137,26 @@ impl Topology {
         let Some(ports) = self.switches.get_mut(&datapath).filter(|_| port.number < PortNo::MAX) else { return Vec::new() };
         let place = Place { datapath, port: port.number };
         let up = !port.config.contains(PortConfig::PORT_DOWN) && !port.state.contains(PortState::LINK_DOWN);
-        let facts =
-            PortFacts { name: port.name.to_string(), up, edge_from: Time::MAX, presumed: false, linked: false, peer: None, sent: [0; 2] };
+        let live = port.state.contains(PortState::LIVE);
+        let facts = PortFacts {
+            name: port.name.to_string(),
+            up,
+            was_live: live,
+            stalled: false,
+            edge_from: Time::MAX,
+            presumed: false,
+            linked: false,
+            peer: None,
+            sent: [0; 2],
+            sent_full: [0; 2],
+        };
         let is_full = ports.len() >= MAX_PORTS;
         match ports.get_mut(&port.number) {
             Some(known) if known.up == up => {
                 known.name = facts.name;
-                Vec::new()
+                known.was_live |= live;
+                let stalled = known.was_live && !live;
+                self.set_stalled(place, stalled).into_iter().collect()
             }
             Some(known) => {
                 *known = PortFacts { peer: known.peer, ..facts };
@@ -132,6 +168,17 @@ impl Topology {
                 ports.insert(port.number, facts);
                 if up { vec![Change::PortUp(place)] } else { Vec::new() }
             }
+        }
+    }
+
+    /// The switch of a port reports whether what it leads to answers.
+    fn set_stalled(&mut self, place: Place, stalled: bool) -> Option<Change> {
+        let before = self.link_at(place);
+        self.facts_mut(place)?.stalled = stalled;
+        match (before, self.link_at(place)) {
+            (Some(link), None) => Some(Change::LinkLost(link)),
+            (None, Some(link)) => Some(Change::LinkFound(link)),
+            _ => None,
         }
     }
 
@@ -197,14 +244,42 @@ impl Topology {
                 self.heard.remove(place);
             }
         }
+        if only.is_none() {
+            self.rounds = self.rounds.wrapping_add(1);
+            self.probe_full(live, &mut frames, &mut changes);
+        }
         (frames, changes)
+    }
+
+    /// Adds frames of full size for links of which it is not certain whether they pass them, and now and then for all.
+    fn probe_full(&mut self, live: impl Fn(DatapathId) -> bool, frames: &mut Vec<(Place, Bytes)>, changes: &mut Vec<Change>) {
+        let is_due = self.rounds.is_multiple_of(FULL_EVERY);
+        let due = |(place, heard): &(&Place, &Heard)| {
+            (heard.full.is_none() || is_due) && live(place.datapath) && live(heard.at.datapath) && self.link_at(**place).is_some()
+        };
+        let places: Vec<Place> = self.heard.iter().filter(due).map(|(place, _)| *place).collect();
+        for place in places {
+            self.sequence += 1;
+            let sequence = self.sequence;
+            if let Some(facts) = self.facts_mut(place) {
+                facts.sent_full = [sequence, facts.sent_full[0]];
+            }
+            frames.push((place, self.lldp.full_frame(place, sequence)));
+            let Some(heard) = self.heard.get_mut(&place) else { continue };
+            heard.missed_full += 1;
+            if heard.missed_full > MISSED && heard.full != Some(false) {
+                heard.full = Some(false);
+                changes.extend(self.link_at(place).map(Change::LinkNarrow));
+            }
+        }
     }
 
     /// An LLDP frame arrived at a port. Ports with access points have no links: hosts there get the frames, and can return them.
     pub(crate) fn receive(&mut self, at: Place, frame: &[u8], is_access: impl Fn(Place) -> bool) -> Result<Vec<Change>, LldpError> {
         let (from, sequence) = self.lldp.parse(frame)?;
         let sender = self.facts(from).filter(|facts| facts.up).ok_or(LldpError::Old)?;
-        if !sender.sent.contains(&sequence) {
+        let is_full = sender.sent_full.contains(&sequence);
+        if !is_full && !sender.sent.contains(&sequence) {
             return Err(LldpError::Old);
         }
         if self.facts(at).is_none_or(|facts| !facts.up) {
@@ -220,10 +295,17 @@ impl Topology {
             }
         }
         match self.heard.get_mut(&from) {
-            Some(heard) if heard.at == at => heard.missed = 0,
+            Some(heard) if heard.at == at => {
+                heard.missed = 0;
+                if is_full {
+                    let was_narrow = heard.full == Some(false);
+                    (heard.missed_full, heard.full) = (0, Some(true));
+                    changes.extend(self.link_at(from).filter(|_| was_narrow).map(Change::LinkWide));
+                }
+            }
             _ => {
                 changes.extend(self.link_at(from).map(Change::LinkLost));
-                self.heard.insert(from, Heard { at, missed: 0 });
+                self.heard.insert(from, Heard { at, missed: 0, missed_full: 0, full: None });
                 changes.extend([Change::NoEdge(from), Change::NoEdge(at)]);
                 changes.extend(self.link_at(from).map(Change::LinkFound));
             }
@@ -234,7 +316,8 @@ impl Topology {
     /// The usable link of a port.
     pub(crate) fn link_at(&self, place: Place) -> Option<Link> {
         let other = self.heard.get(&place)?.at;
-        let usable = place.datapath != other.datapath && self.heard.get(&other)?.at == place;
+        let stalled = |place: Place| self.facts(place).is_some_and(|facts| facts.stalled);
+        let usable = place.datapath != other.datapath && self.heard.get(&other)?.at == place && !stalled(place) && !stalled(other);
         usable.then(|| Link { one: place.min(other), other: place.max(other) })
     }
 
@@ -263,6 +346,41 @@ impl Topology {
     /// All usable links.
     pub(crate) fn links(&self) -> impl Iterator<Item = Link> {
         self.heard.keys().filter_map(|place| self.link_at(*place).filter(|link| link.one == *place))
+    }
+
+    /// Whether a link passes frames of full size (1,500 bytes after the Ethernet header) in both directions; `None` if that is not certain.
+    pub(crate) fn passes_full(&self, link: Link) -> Option<bool> {
+        let [one, other] = [link.one, link.other].map(|place| self.heard.get(&place).and_then(|heard| heard.full));
+        if [one, other].contains(&Some(false)) { Some(false) } else { Some(one? && other?) }
+    }
+
+    /// Finds anew which switches are cut off. The part of the network with the most switches counts as the network; other parts are cut off if they had a link
+    /// out of them before. Others never had: other devices may connect them.
+    pub(crate) fn find_cut_off(&mut self) {
+        let mut peers_of: BTreeMap<DatapathId, Vec<DatapathId>> = BTreeMap::new();
+        for link in self.links() {
+            peers_of.entry(link.one.datapath).or_default().push(link.other.datapath);
+            peers_of.entry(link.other.datapath).or_default().push(link.one.datapath);
+        }
+        let mut part_of: BTreeMap<DatapathId, DatapathId> = BTreeMap::new();
+        for start in self.switches.keys() {
+            let mut reached = if part_of.contains_key(start) { Vec::new() } else { vec![*start] };
+            while let Some(datapath) = reached.pop() {
+                if part_of.insert(datapath, *start).is_none() {
+                    reached.extend(peers_of.get(&datapath).into_iter().flatten().filter(|peer| !part_of.contains_key(peer)));
+                }
+            }
+        }
+        let mut sizes: BTreeMap<DatapathId, usize> = BTreeMap::new();
+        part_of.values().for_each(|part| *sizes.entry(*part).or_default() += 1);
+        let largest = sizes.iter().max_by_key(|(part, size)| (**size, std::cmp::Reverse(**part))).map(|(part, _)| *part);
+        let had_way_out = |datapath: &DatapathId| {
+            let ports = self.switches.get(datapath).into_iter().flat_map(BTreeMap::values);
+            ports.filter_map(|facts| facts.peer).any(|peer| part_of.contains_key(&peer) && part_of.get(&peer) != part_of.get(datapath))
+        };
+        let left: BTreeSet<DatapathId> = part_of.iter().filter(|(datapath, _)| had_way_out(datapath)).map(|(_, part)| *part).collect();
+        let is_cut_off = |part: &DatapathId| Some(*part) != largest && left.contains(part);
+        self.cut_off = part_of.iter().filter(|(_, part)| is_cut_off(part)).map(|(datapath, _)| *datapath).collect();
     }
 
     /// All switches and usable links.
@@ -306,9 +424,19 @@ impl Topology {
         self.weights.insert(place, weight);
     }
 
-    /// Whether hosts can be attached at a port.
+    /// Whether hosts can be attached at a port, and reach others from there.
     pub(crate) fn serves(&self, place: Place) -> bool {
-        self.is_up(place) && self.is_present(place.datapath)
+        self.is_up(place) && self.is_present(place.datapath) && !self.is_cut_off(place.datapath)
+    }
+
+    /// Whether any switch is cut off.
+    pub(crate) fn has_cut_off(&self) -> bool {
+        !self.cut_off.is_empty()
+    }
+
+    /// Whether a switch has lost the links to the largest part of the network.
+    pub(crate) fn is_cut_off(&self, datapath: DatapathId) -> bool {
+        self.cut_off.contains(&datapath)
     }
 
     /// Whether a port is there and up.

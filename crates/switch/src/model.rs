@@ -72,6 +72,8 @@ pub struct SwitchModel {
     pub confirmed: usize,
     /// Bytes from and to each port.
     pub counters: BTreeMap<u32, (u64, u64)>,
+    /// Ports whose other ends are tested (BFD), and whether they answer.
+    pub tested: BTreeMap<u32, bool>,
 }
 
 /// Flow entries in one part of a reply, which has at most 64 KiB.
@@ -101,6 +103,7 @@ impl SwitchModel {
             commands: 0,
             confirmed: 0,
             counters: BTreeMap::new(),
+            tested: BTreeMap::new(),
         }
     }
 
@@ -120,12 +123,13 @@ impl SwitchModel {
 
     fn port(&self, number: u32) -> Port {
         let down = if self.ports.get(&number) == Some(&true) { PortState::NONE } else { PortState::LINK_DOWN };
+        let live = if self.tested.get(&number) == Some(&true) { PortState::LIVE } else { PortState::NONE };
         Port {
             number: PortNo(number),
             address: Mac([2, 0, 0, self.datapath as u8, 0, number as u8]),
             name: format!("p{number}").as_str().into(),
             config: PortConfig::NONE,
-            state: down,
+            state: down | live,
             current: Default::default(),
             advertised: Default::default(),
             supported: Default::default(),
@@ -141,6 +145,13 @@ impl SwitchModel {
             let status = PortStatus { reason: PortReason::Modify, port: self.port(number) };
             self.notify(Message::PortStatus(status));
         }
+    }
+
+    /// The other end of a port answers, or does not any more. Reports it to the controller.
+    pub fn test(&mut self, number: u32, answers: bool) {
+        self.tested.insert(number, answers);
+        let status = PortStatus { reason: PortReason::Modify, port: self.port(number) };
+        self.notify(Message::PortStatus(status));
     }
 
     fn notify(&mut self, message: Message) {

@@ -43,7 +43,7 @@ fn two_radios_lose_next_to_nothing() {
         let lab = one_link();
         let made = Walk::start(&lab, &braid(), plan(options, 2)).unwrap();
         for one in walk(&made) {
-            assert!(one.sent > 200 && one.lost + one.repeated <= STRAY, "{options}{one:?}\n{}", made.joined.log());
+            assert!(one.sent > 200 && one.lost + one.repeated as usize <= STRAY, "{options}{one:?}\n{}", made.joined.log());
         }
     }
 }
@@ -119,7 +119,7 @@ fn the_daemon_joins_and_takes_what_the_network_says_as_its_links_capacity() {
         })
     });
     for one in walk(&made) {
-        assert!(one.sent > 200 && one.lost + one.repeated <= STRAY, "{one:?}\n{}", made.joined.log());
+        assert!(one.sent > 200 && one.lost + one.repeated as usize <= STRAY, "{one:?}\n{}", made.joined.log());
     }
     let refused = ask(&["adhoc", "set", "--priority", "wlan0=1"]);
     assert!(text(&refused.stderr).contains("change [network] in the configuration"), "{}", text(&refused.stderr));

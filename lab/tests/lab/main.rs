@@ -3,6 +3,7 @@
 mod accepted;
 mod adhoc;
 mod adhoc_mesh;
+mod backhaul;
 mod cleanup;
 mod confined;
 mod confined_churn;

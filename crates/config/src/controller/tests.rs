@@ -66,6 +66,7 @@ fn the_example_is_accepted_with_its_lines_and_without() {
         }),
         clients_listen: vec!["192.0.2.1:2209".parse().unwrap()],
         accesses: vec![access],
+        weights: vec![(Place::new(1, 3), Weight(100))],
         slices: vec![SliceSettings { name: "guests".into(), manager: Some("hoolock".into()) }],
         hosts: vec![host],
         groups: vec![GroupSpec { address: "239.1.2.3".parse().unwrap(), members: vec![ONE, OTHER] }],
@@ -73,6 +74,15 @@ fn the_example_is_accepted_with_its_lines_and_without() {
         ..expected
     };
     assert_eq!(parse(&all), expected);
+}
+
+#[test]
+fn weights_of_links_have_one_end_each_and_only_make_links_worse() {
+    let link = |weight: &str| format!("[[link]]\nswitch = \"a\"\nport = 3\n{weight}");
+    assert_eq!(parse(&link("weight = 10\n")).weights, [(Place::new(10, 3), Weight(10))]);
+    refuses(&link(""), 1, "weight", "write weight = 100");
+    refuses(&link("weight = 9\n"), 4, "from 10 to 100000", "whole number");
+    refuses(&(link("weight = 20\n") + &link("weight = 30\n")), 5, "line 1 has a link at this port, too", "remove one");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use braid_config::controller::{ControllerConfig, HostSettings};
 use braid_control::RequestError;
 use braid_model::{Mac, Time};
 use braid_network::mobility::FlowMode;
+use braid_network::paths::Weight;
 use braid_network::{AccessId, FlowId, FlowSpec, Request, Scope, SliceId};
 use braid_platform::linux::sys::bpf::now;
 
@@ -43,6 +44,10 @@ impl Applied {
         requests.extend(gone.map(|access| Request::RemoveAccess(access.id)));
         let come = new.accesses.iter().filter(|access| !old.accesses.contains(access));
         requests.extend(come.map(|access| Request::SetAccess(*access)));
+        let ended = old.weights.iter().filter(|(place, _)| new.weights.iter().all(|(other, _)| other != place));
+        requests.extend(ended.map(|(place, _)| Request::SetWeight { place: *place, weight: Weight::default() }));
+        let set = new.weights.iter().filter(|link| !old.weights.contains(link));
+        requests.extend(set.map(|(place, weight)| Request::SetWeight { place: *place, weight: *weight }));
         self.slices(old, new, &mut requests);
         self.hosts(old, new, &mut requests);
         self.groups(old, new, &mut requests);
@@ -248,15 +253,26 @@ mod tests {
     #[test]
     fn only_what_differs_is_asked_for() {
         let all = format!(
-            "manager = \"hoolock\"\n{}{}[[slice]]\nname = \"guests\"\nmanager = \"n-cast\"\n[[host]]\nmac = \"{HOST}\"\nmanager = \"hard\"\n\
+            "manager = \"hoolock\"\n{}{}[[link]]\nswitch = \"1\"\nport = 9\nweight = 50\n[[slice]]\nname = \"guests\"\nmanager = \"n-cast\"\n[[host]]\nmac = \"{HOST}\"\nmanager = \"hard\"\n\
              slice = \"guests\"\nlimit = \"1 Mbit/s\"\n[[group]]\naddress = \"239.1.2.3\"\nmembers = [\"{HOST}\"]\n[[flow]]\nto = \"{HOST}\"\n",
             access(1, 1),
             access(2, 2)
         );
-        let come = ["UseManager", "SetAccess", "SetAccess", "UseManager", "SetSlice", "UseManager", "SetLimit", "SetGroup", "SetFlow"];
+        let come = [
+            "UseManager",
+            "SetAccess",
+            "SetAccess",
+            "SetWeight",
+            "UseManager",
+            "SetSlice",
+            "UseManager",
+            "SetLimit",
+            "SetGroup",
+            "SetFlow",
+        ];
         assert_eq!(steps(&mut Applied::default(), &[&all]), come);
         assert_eq!(steps(&mut Applied::default(), &[&all, &all]), [""; 0]);
-        let gone = "DropManager RemoveAccess RemoveAccess DropManager SetSlice DropManager SetLimit RemoveGroup RemoveFlow";
+        let gone = "DropManager RemoveAccess RemoveAccess SetWeight DropManager SetSlice DropManager SetLimit RemoveGroup RemoveFlow";
         assert_eq!(steps(&mut Applied::default(), &[&all, ""]).join(" "), gone);
         // Places that change hands are free before they are taken.
         let (before, after) = (access(1, 1) + &access(2, 2), access(1, 2) + &access(2, 1));

@@ -6,12 +6,12 @@ use braid_api::{
     NetworkAccess, NetworkHost, NetworkKept, NetworkLink, NetworkPlace, NetworkPort, NetworkReservation, NetworkStatus, NetworkSwitch,
 };
 use braid_model::PerDirection;
-use braid_network::{AccessKind, AccessState, Channel, HostState, Phase, Place, Reservation, Snapshot, SwitchState};
+use braid_network::{AccessKind, AccessState, Channel, HostState, Link, Phase, Place, Reservation, Snapshot, SwitchState};
 
 pub(super) fn status(listens: &[SocketAddr], snapshot: Snapshot) -> NetworkStatus {
     let has_up = |switch: &SwitchState, place: Place| switch.ports.iter().any(|(port, _, up, _)| *port == place && *up);
     let serves = |place: Place| {
-        let is_there = |switch: &&SwitchState| !matches!(switch.phase, Phase::Silent | Phase::Away { .. });
+        let is_there = |switch: &&SwitchState| !switch.cut_off && !matches!(switch.phase, Phase::Silent | Phase::Away { .. });
         snapshot.switches.iter().filter(is_there).any(|switch| has_up(switch, place))
     };
     let accesses = snapshot.accesses.iter().map(|AccessState { access, load, reserved, enforces }| NetworkAccess {
@@ -35,10 +35,12 @@ pub(super) fn status(listens: &[SocketAddr], snapshot: Snapshot) -> NetworkStatu
         enforces_down: enforces.down,
     });
     let accesses = accesses.collect();
+    let link =
+        |link: Link| NetworkLink { one: view(link.one), other: view(link.other), full_frames: snapshot.full_frames.get(&link).copied() };
     NetworkStatus {
         listens: listens.iter().map(ToString::to_string).collect(),
         switches: snapshot.switches.into_iter().map(switch).collect(),
-        links: snapshot.links.into_iter().map(|link| NetworkLink { one: view(link.one), other: view(link.other) }).collect(),
+        links: snapshot.links.iter().copied().map(link).collect(),
         accesses,
         hosts: snapshot.hosts.into_iter().map(host).collect(),
         managers: snapshot.managers,
@@ -51,6 +53,7 @@ fn switch(switch: SwitchState) -> NetworkSwitch {
         datapath: format!("{:016x}", switch.datapath.0),
         peer: switch.peer,
         state: match switch.phase {
+            Phase::Live if switch.cut_off => "cut-off",
             Phase::Live => "live",
             Phase::Reading => "reading",
             Phase::Settling { .. } => "settling",

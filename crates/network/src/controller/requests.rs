@@ -62,7 +62,12 @@ impl Controller {
                 if !self.topology.serves(access.place) {
                     return Err(RequestError::PortDown(access.place));
                 }
-                self.notices.push_back((host, Notice::GoTo { access: access.id, channel: access.channel }));
+                // A radio that is there already needs no order: only the route changes.
+                if state.attachments.contains_key(&access.place) && !state.active.contains(&access.place) {
+                    self.host_event(now, host, &HostEvent::Attached(access.place));
+                } else {
+                    self.notices.push_back((host, Notice::GoTo { access: access.id, channel: access.channel }));
+                }
             }
         }
         self.work(now);

@@ -22,6 +22,7 @@ impl Controller {
                 connection: switch.connection,
                 phase: switch.phase,
                 entries: switch.table.len(),
+                cut_off: self.topology.is_cut_off(*datapath),
                 ports: self.topology.ports(*datapath).map(port).collect(),
             }
         });
@@ -44,6 +45,7 @@ impl Controller {
         Snapshot {
             switches: switches.collect(),
             links: self.topology.links().collect(),
+            full_frames: self.topology.links().filter_map(|link| Some((link, self.topology.passes_full(link)?))).collect(),
             hosts: hosts.collect(),
             accesses: accesses.collect(),
             flows: self.flows.clone(),

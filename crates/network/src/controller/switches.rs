@@ -12,6 +12,7 @@ use braid_openflow::switch::{ErrorMessage, Features, SwitchConfig};
 use braid_openflow::{CloseReason, ErrorCode, Event as Message, SendError, Version};
 
 use super::{Controller, Event, Peer, Pending, Phase, Switch};
+use crate::hosts::Host;
 use crate::ids::{ConnectionId, Place};
 use crate::mobility::{HostEvent, Load};
 use crate::rules::{Command, Effect, Key, Owner, Reading, Table};
@@ -438,6 +439,11 @@ impl Controller {
 
     /// What changed in the topology, for hosts and paths.
     pub(super) fn topology_changed(&mut self, now: Time, changes: Vec<Change>) {
+        let has_lost = changes.iter().any(|change| matches!(change, Change::LinkLost(_)));
+        // A link that is found changes nothing while no switch is cut off.
+        if has_lost || !changes.is_empty() && self.topology.has_cut_off() {
+            self.topology.find_cut_off();
+        }
         for change in changes {
             match change {
                 Change::LinkFound(link) => {
@@ -448,6 +454,8 @@ impl Controller {
                     self.log(Event::LinkDown(link));
                     (self.dirty.all, self.dirty.urgent) = (true, true);
                 }
+                Change::LinkNarrow(link) => self.log(Event::LinkNarrow(link)),
+                Change::LinkWide(link) => self.log(Event::LinkWide(link)),
                 Change::NoEdge(place) => self.detach_all(now, place),
                 Change::PortUp(place) => {
                     self.log(Event::PortUp(place));
@@ -461,6 +469,22 @@ impl Controller {
                     self.dirty.urgent = true;
                 }
             }
+        }
+        if has_lost {
+            self.leave_cut_off(now);
+        }
+    }
+
+    /// Clients whose packets go to switches that are cut off, and that are attached elsewhere too, count as newly attached there: their managers route them.
+    fn leave_cut_off(&mut self, now: Time) {
+        let better = |(host, state): (Mac, &Host)| {
+            let is_served = state.active.is_empty() || state.active.iter().any(|place| self.topology.serves(*place));
+            let serving = state.attachments.iter().filter(|(place, _)| !is_served && self.topology.serves(**place));
+            serving.max_by_key(|(place, attachment)| (attachment.since, **place)).map(|(place, _)| (host, *place))
+        };
+        let moved: Vec<(Mac, Place)> = self.hosts.iter().filter_map(better).collect();
+        for (host, place) in moved {
+            self.host_event(now, host, &HostEvent::Attached(place));
         }
     }
 

@@ -190,7 +190,7 @@ pub enum RequestError {
     #[error("{0}")]
     Invalid(&'static str),
     /// The port of the access point is down.
-    #[error("{0} is down, or its switch is away; a host cannot be attached there")]
+    #[error("{0} is down, or its switch is away or cut off from the others; a host cannot be attached there")]
     PortDown(Place),
     /// The table of hosts is full.
     #[error(transparent)]
@@ -234,7 +234,8 @@ pub enum Event {
     },
     /// Two switches have one datapath id.
     #[error(
-        "the switch at {refused} has the datapath id {:016x} of the switch at {standing}, and was refused; give one of them another id",
+        "the switch at {refused} has the datapath id {:016x} of the switch at {standing}, and was refused; if it is the same \
+         switch, whose old connection died silently, it is accepted in some seconds; else give one of them another id",
         datapath.0
     )]
     DuplicateDatapath {
@@ -289,6 +290,16 @@ pub enum Event {
     /// A link was lost.
     #[error("no link between {} and {} any more", .0.one, .0.other)]
     LinkDown(Link),
+    /// A link passes small frames only.
+    #[error(
+        "the link between {} and {} drops frames of 1500 bytes and passes smaller ones: connections of hosts may hang; let the network below carry 1550 bytes \
+         for Geneve, 1542 for GRE (the MTU of its devices), or lower the MTU of the hosts (DHCP option 26)",
+        .0.one, .0.other
+    )]
+    LinkNarrow(Link),
+    /// It passes all now.
+    #[error("the link between {} and {} passes frames of 1500 bytes now", .0.one, .0.other)]
+    LinkWide(Link),
     /// A frame shows a link that there is not.
     #[error("a frame at {place} shows a false link: {reason}")]
     FalseLink {
@@ -373,6 +384,8 @@ pub struct Snapshot {
     pub switches: Vec<SwitchState>,
     /// Usable links.
     pub links: Vec<Link>,
+    /// Whether links pass frames of 1,500 bytes, as far as that is certain.
+    pub full_frames: BTreeMap<Link, bool>,
     /// Hosts.
     pub hosts: Vec<HostState>,
     /// Access points.
@@ -413,6 +426,8 @@ pub struct SwitchState {
     pub phase: Phase,
     /// Entries of this controller.
     pub entries: usize,
+    /// Whether it has lost the links to the largest part of the network.
+    pub cut_off: bool,
     /// Ports: place, name, whether it is up, whether it leads to hosts.
     pub ports: Vec<(Place, String, bool, bool)>,
 }

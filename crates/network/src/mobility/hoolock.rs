@@ -46,10 +46,11 @@ impl Hoolock {
         Self { hold, from, held: BTreeMap::new() }
     }
 
-    /// Holds the old link of a host. One that is held already ends.
-    fn hold(&mut self, from: Time, view: &View<'_>, host: Mac, old: Place, actions: &mut Vec<Action>) {
+    /// Holds the old link of a host. One that is held already ends, unless it is the new one: the host goes back.
+    fn hold(&mut self, from: Time, view: &View<'_>, host: Mac, [old, new]: [Option<Place>; 2], actions: &mut Vec<Action>) {
+        let Some(old) = old else { return };
         let former = self.held.insert(host, Held { old, until: from + self.hold });
-        if let Some(former) = former.filter(|former| former.old != old) {
+        if let Some(former) = former.filter(|former| former.old != old && Some(former.old) != new) {
             tell(view, host, former.old, |leave| Notice::Ends { leave }, actions);
         }
     }
@@ -64,16 +65,15 @@ impl Manager for Hoolock {
         let old = view.host(host).and_then(|state| state.active.first().copied());
         match event {
             HostEvent::Entering(id) if self.from != HoldFrom::Attached => {
-                let entry = view.access(*id).filter(|_| self.from == HoldFrom::Expected).map_or(Duration::ZERO, |access| access.entry);
-                if let Some(old) = old {
-                    self.hold(now + entry, view, host, old, actions);
-                }
+                let access = view.access(*id);
+                let entry = access.filter(|_| self.from == HoldFrom::Expected).map_or(Duration::ZERO, |access| access.entry);
+                self.hold(now + entry, view, host, [old, access.map(|access| access.place)], actions);
             }
             HostEvent::Attached(place) => {
                 if let Some(old) = old.filter(|old| old != place) {
                     tell(view, host, *place, |to| Notice::Begins { to }, actions);
                     if self.from == HoldFrom::Attached {
-                        self.hold(now, view, host, old, actions);
+                        self.hold(now, view, host, [Some(old), Some(*place)], actions);
                     }
                 }
                 actions.push(Action::Route { host, to: vec![*place] });

@@ -9,3 +9,4 @@ mod hostile;
 mod mobility;
 mod reservations;
 mod support;
+mod tunnels;

@@ -72,6 +72,8 @@ pub(crate) struct World {
     pub(crate) drops_lldp: BTreeSet<u64>,
     /// Places at which a host returns LLDP frames.
     pub(crate) reflects: BTreeSet<Place>,
+    /// Cables that drop longer frames silently, by their ends. None passes a length of 0.
+    pub(crate) longest: BTreeMap<Place, usize>,
     /// Frames that crossed each cable, by number and direction.
     pub(crate) crossed: BTreeMap<(u64, Place), u32>,
     connections: BTreeMap<u64, ConnectionId>,
@@ -103,6 +105,7 @@ impl World {
             deaf: BTreeSet::new(),
             drops_lldp: BTreeSet::new(),
             reflects: BTreeSet::new(),
+            longest: BTreeMap::new(),
             crossed: BTreeMap::new(),
             connections: BTreeMap::new(),
             sent: BTreeMap::new(),
@@ -187,6 +190,12 @@ impl World {
         for end in ends {
             self.switches.get_mut(&end.datapath.0).unwrap().set_port(end.port.0, up);
         }
+        self.collect();
+    }
+
+    /// What is at the other end of a port answers the tests of its switch, or does not any more.
+    pub(crate) fn test(&mut self, place: Place, answers: bool) {
+        self.switches.get_mut(&place.datapath.0).unwrap().test(place.port.0, answers);
         self.collect();
     }
 
@@ -412,6 +421,7 @@ impl World {
         for (port, frame) in out {
             let place = Place::new(datapath, port);
             match self.cables.get(&place).copied() {
+                Some(_) if self.longest.get(&place).is_some_and(|longest| frame.len() > *longest) => {}
                 Some(other) => {
                     *self.crossed.entry((number(&frame), place)).or_default() += u32::from(ethertype(&frame) != 0x88cc);
                     self.push(self.now + self.link_delay, Item::Frame(other, frame));
