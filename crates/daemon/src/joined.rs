@@ -4,6 +4,7 @@
 //! The device is that of `braid adhoc`; the controller chooses its radios instead of the neighbours. [`Station`] decides; this is the I/O around it. Without a
 //! controller, the device uses a radio that is attached.
 
+use std::io::ErrorKind;
 use std::iter;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,7 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, mpsc, watch};
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, interval, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
@@ -386,7 +388,10 @@ impl Client {
                 self.free.send_replace(free.map(|(_, free)| free));
             }
             Talk::Message(Message::Welcome(_) | Message::Loads(_)) => {}
-            Talk::Ends => {
+            Talk::Ends { silent } => {
+                if silent {
+                    self.station.unanswered();
+                }
                 self.session = None;
                 (self.kept, self.reason) = (Vec::new(), None);
                 self.free.send_replace(None);
@@ -632,7 +637,10 @@ enum Talk {
     /// A connection stands. It takes lines.
     Begins(mpsc::Sender<String>),
     Message(Message),
-    Ends,
+    /// There is none. `silent`: what was sent got no answer.
+    Ends {
+        silent: bool,
+    },
 }
 
 /// Connects to the controller again and again, as long as somebody listens.
@@ -640,21 +648,29 @@ async fn keep_talking(controller: SocketAddr, connector: TlsConnector, talk: mps
     let (mut trouble, mut delay) = (String::new(), CONNECTED_AGAIN.0);
     while !talk.is_closed() {
         let begin = now();
-        let error = match converse(controller, &connector, &talk).await {
-            Ok(()) => "it has closed the connection".to_owned(),
-            Err(error) => format!("{error:#}"),
+        let (error, silent) = match converse(controller, &connector, &talk).await {
+            Ok(()) => ("it has closed the connection".to_owned(), false),
+            Err(error) => (format!("{error:#}"), is_silence(&error)),
         };
         let lasted = now().since(begin) >= LASTED;
         if trouble != error || lasted {
             tracing::warn!("no controller at {controller}: {error:?}; trying again. The device uses a radio that has a link");
             trouble = error;
         }
-        if talk.send(Talk::Ends).await.is_err() {
+        if talk.send(Talk::Ends { silent }).await.is_err() {
             return;
         }
         sleep(delay).await;
         delay = if lasted { CONNECTED_AGAIN.0 } else { CONNECTED_AGAIN.1.min(delay * 2) };
     }
+}
+
+/// Whether what was sent got no answer, in time or at all.
+fn is_silence(error: &anyhow::Error) -> bool {
+    let silent = [ErrorKind::TimedOut, ErrorKind::HostUnreachable];
+    error
+        .chain()
+        .any(|cause| cause.is::<Elapsed>() || cause.downcast_ref().is_some_and(|error: &std::io::Error| silent.contains(&error.kind())))
 }
 
 async fn converse(controller: SocketAddr, connector: &TlsConnector, talk: &mpsc::Sender<Talk>) -> anyhow::Result<()> {

@@ -133,6 +133,13 @@ impl Station {
         self.reports.clear();
     }
 
+    /// Nobody answers over the radio in use: its access point may have lost the rest of the network. Another radio that is attached is used then.
+    pub fn unanswered(&mut self) {
+        let Some(main) = self.main else { return };
+        let count = self.radios.len();
+        self.main = (1..=count).map(|step| (main + step) % count).find(|radio| self.is_attached(*radio));
+    }
+
     /// Whether a radio can enter an access point that it is told. At first it cannot.
     pub fn set_enters(&mut self, radio: usize, enters: bool) {
         if let Some(known) = self.enters.get_mut(radio) {
@@ -400,6 +407,21 @@ mod tests {
             assert_eq!(all[1..], expected);
             station.disconnected();
         }
+    }
+
+    #[test]
+    fn another_radio_is_used_if_nobody_answers() {
+        let mut station = with_radios(3);
+        station.unanswered();
+        assert_eq!(over(&station), (0, false));
+        station.on_radio(0, attached_to(1));
+        station.unanswered();
+        assert_eq!(over(&station), (1, false), "there is no other");
+        station.on_radio(2, attached_to(2));
+        station.unanswered();
+        assert_eq!(over(&station), (4, true));
+        station.unanswered();
+        assert_eq!(over(&station), (1, true));
     }
 
     #[test]

@@ -139,10 +139,7 @@ fn a_host_at_two_access_points_leaves_the_one_whose_tunnel_died() {
         let begin = Instant::now();
         eventually("the host's packets go over the cable", || walk.active().unwrap() == [walk.place(0)]);
         eprintln!("cut (all: {all}); routed to the cable after {:?}", begin.elapsed());
-        // With the whole site, the client's connection to the controller may die before the client is told by which radio to send (decision 52).
-        if !all {
-            eventually("the host is reached", || walk.other.reaches(walk.roamer.address).unwrap());
-        }
+        eventually("the host is reached", || walk.other.reaches(walk.roamer.address).unwrap());
         assert_eq!(serves(&walk.controller, &walk.accesses[2]), Some(false));
         let refused = walk.controller.net(&["move", &walk.roamer.mac, &walk.accesses[2].bssid]).unwrap();
         assert!(text(&refused.stderr).contains("cut off from the others"), "{}", text(&refused.stderr));
