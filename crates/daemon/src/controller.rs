@@ -451,6 +451,7 @@ fn is_trouble(event: &Event) -> bool {
             | Event::PortUp(_)
             | Event::PortDown(_)
             | Event::LinkUp(_)
+            | Event::LinkWide(_)
             | Event::HostNew { .. }
             | Event::HostAttached { .. }
             | Event::HostDetached { .. }

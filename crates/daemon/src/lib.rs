@@ -21,7 +21,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_http::api_handler::ApiHandler;
 use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
-use braid_model::{FlowId, LinkIndex, NetworkSnapshot, Time};
+use braid_model::{FlowId, LinkIndex, NetworkSnapshot, PerDirection, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::adhoc::AdhocPrograms;
 use braid_platform::linux::bpf::load::LoadError;
@@ -84,6 +84,8 @@ const APPS_INTERVAL: u32 = 5;
 const LEASES_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a failed operation is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Time after which a reservation in the joined network is lowered to what flows still need.
+const GIVEN_BACK: Duration = Duration::from_secs(10);
 /// Error context: a call to the kernel's BPF maps failed.
 const STEERING: &str = "cannot access the BPF maps in the kernel";
 /// Interval between writes of learned values to the store.
@@ -272,6 +274,7 @@ async fn live(
         joined: None,
         news: (exchange.free.subscribe(), exchange.reservation.subscribe()),
         exchange,
+        reserved: (PerDirection::default(), Time::ZERO),
         state_dir: state_dir.clone(),
         radios: BTreeSet::new(),
         adhoc_programs,
@@ -411,6 +414,8 @@ struct Daemon<'a> {
     exchange: Exchange,
     /// What that network says about its access point in use, and about reservations.
     news: (watch::Receiver<FreeCapacity>, watch::Receiver<Option<NetworkReservation>>),
+    /// What that network is to reserve, and when this was last no more than what is needed.
+    reserved: (PerDirection<Rate>, Time),
     /// State directory.
     state_dir: PathBuf,
     /// Its radios, when the network was judged last.
@@ -711,7 +716,16 @@ impl Daemon<'_> {
     /// Asks the joined network to reserve what rules with living flows guarantee on its device, and takes what became of that. This is done once a second.
     fn follow_reservation(&mut self, time: Time) {
         let device = self.adhoc.as_ref().filter(|_| self.joined.is_some()).map(|device| device.name().to_owned()).unwrap_or_default();
-        let wanted = self.core.promised_on(time, &device);
+        let promised = self.core.promised_on(time, &device);
+        // Flows come and go, and each change costs the network some: what fewer flows need is given back later.
+        let (held, since) = self.reserved;
+        let is_less = held.iter().zip(promised.iter()).any(|(held, promised)| promised < held);
+        let wanted = if is_less && time.since(since) < GIVEN_BACK {
+            PerDirection::from_fn(|direction| held[direction].max(promised[direction]))
+        } else {
+            promised
+        };
+        self.reserved = (wanted, if is_less && wanted != promised { since } else { time });
         self.exchange.reserve.send_if_modified(|asked| {
             let differs = asked.iter().zip(wanted.iter()).any(|(asked, wanted)| joined::differs(*asked, *wanted));
             *asked = if differs { wanted } else { *asked };

@@ -245,8 +245,13 @@ impl<'a> View<'a> {
     /// Share of an access point's capacity that is in use or reserved in the busier direction: 0 is idle, 1 full. Ports without one count as idle. `None` if the
     /// place does not serve hosts, or its load is not measured.
     pub fn utilisation(&self, place: Place) -> Option<f64> {
+        self.utilisation_beside(place, None)
+    }
+
+    /// The same without what is reserved for this host and not used.
+    pub fn utilisation_beside(&self, place: Place, host: Option<Mac>) -> Option<f64> {
         let Some(access) = self.access_at(place) else { return self.serves(place).then_some(0.0) };
-        let load = self.taken(place, None).filter(|_| self.serves(place))?;
+        let load = self.taken(place, host).filter(|_| self.serves(place))?;
         Some(load.up.max(load.down).bps() as f64 / access.capacity.bps().max(1) as f64)
     }
 

@@ -101,8 +101,8 @@ pub(crate) struct Reservations {
     kept: BTreeMap<Place, At>,
     /// Hosts whose access points or wishes have changed.
     unsettled: BTreeSet<Mac>,
-    /// Places whose parts are to be computed anew.
-    undivided: BTreeSet<Place>,
+    /// Places whose parts are to be computed anew, and whether small changes count.
+    undivided: BTreeMap<Place, bool>,
     /// Hosts that do not have the last news of their reservations.
     uninformed: BTreeSet<Mac>,
 }
@@ -122,16 +122,17 @@ impl Reservations {
         self.unsettled.insert(host);
     }
 
-    /// A client is gone.
-    pub(crate) fn end(&mut self, host: Mac) {
+    /// A client is gone. If it comes back at once, its next wish waits.
+    pub(crate) fn end(&mut self, now: Time, host: Mac) {
         if let Some(asked) = self.asked.get_mut(&host) {
-            (asked.rates, asked.waits) = (PerDirection::default(), None);
+            (asked.rates, asked.changed, asked.waits) = (PerDirection::default(), now, None);
             self.unsettled.insert(host);
         }
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        self.asked.values().filter(|asked| asked.waits.is_some()).map(|asked| asked.changed + PAUSE).min()
+        let is_due = |asked: &&Asked| asked.waits.is_some() || asked.rates == PerDirection::default();
+        self.asked.values().filter(is_due).map(|asked| asked.changed + PAUSE).min()
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Time) {
@@ -143,6 +144,7 @@ impl Reservations {
                 self.unsettled.insert(*host);
             }
         }
+        self.asked.retain(|_, asked| asked.rates != PerDirection::default() || now.since(asked.changed) < PAUSE);
     }
 
     /// Where the packets of a host go has changed.
@@ -152,10 +154,17 @@ impl Reservations {
         }
     }
 
-    /// Hosts at a place, or their limits, have changed, so that the parts do.
+    /// Hosts have come to a place or left it. A host can do so often, and each change of a meter lets a burst pass.
     pub(crate) fn hosts_changed(&mut self, place: Place) {
         if self.kept.contains_key(&place) {
-            self.undivided.insert(place);
+            self.undivided.entry(place).or_insert(false);
+        }
+    }
+
+    /// The limit of a host at a place has changed.
+    pub(crate) fn limit_changed(&mut self, place: Place) {
+        if self.kept.contains_key(&place) {
+            self.undivided.insert(place, true);
         }
     }
 
@@ -164,7 +173,7 @@ impl Reservations {
         if let Some(at) = self.kept.remove(&place) {
             self.uninformed.extend(at.hosts.keys().copied());
             self.unsettled.extend(at.hosts.into_keys());
-            self.undivided.insert(place);
+            self.undivided.insert(place, true);
         }
         self.wake(place);
     }
@@ -180,8 +189,8 @@ impl Reservations {
         self.unsettled.pop_first()
     }
 
-    /// The next place to [`Self::divide`].
-    pub(crate) fn next_undivided(&mut self) -> Option<Place> {
+    /// The next place to [`Self::divide`], and with which `force`.
+    pub(crate) fn next_undivided(&mut self) -> Option<(Place, bool)> {
         self.undivided.pop_first()
     }
 
@@ -199,7 +208,7 @@ impl Reservations {
         let stays = |place: Place| asks && accesses.iter().any(|access| access.place == place);
         let ended = self.kept.iter_mut().filter(|(place, _)| !stays(**place));
         let mut lowered: Vec<Place> = ended.filter_map(|(place, at)| at.hosts.remove(&host).map(|_| *place)).collect();
-        self.undivided.extend(lowered.iter().copied());
+        self.undivided.extend(lowered.iter().map(|place| (*place, true)));
         let mut refused = BTreeMap::new();
         for access in accesses.iter().filter(|_| asks) {
             let (place, left) = (access.place, self.left(access, host));
@@ -210,14 +219,13 @@ impl Reservations {
             let at = self.kept.entry(place).or_insert_with(|| At::new(access.id));
             let had = at.hosts.insert(host, rates);
             if had != Some(rates) {
-                self.undivided.insert(place);
+                self.undivided.insert(place, true);
                 lowered.extend(had.map(|_| place));
             }
         }
         self.kept.retain(|_, at| !at.hosts.is_empty());
-        match self.asked.get_mut(&host).filter(|_| asks) {
-            Some(asked) => asked.refused = refused,
-            None => drop(self.asked.remove(&host)),
+        if let Some(asked) = self.asked.get_mut(&host) {
+            asked.refused = refused;
         }
         if self.state(host) != before {
             self.uninformed.insert(host);
@@ -321,7 +329,9 @@ impl At {
         }));
         let mut rates = divide(spare, &claims).into_iter();
         let others = rates.next().unwrap_or_default();
-        Parts { others, own: single.into_iter().zip(rates).map(|(host, rate)| (host, reserved(&host) + rate)).collect() }
+        // A reservation is no way past the limit of its host.
+        let within = |host: Mac, rate: Rate| limits.get(&host).map_or(rate, |limit| rate.min(*limit));
+        Parts { others, own: single.into_iter().zip(rates).map(|(host, rate)| (host, within(host, reserved(&host) + rate))).collect() }
     }
 }
 
@@ -400,6 +410,33 @@ mod tests {
     }
 
     #[test]
+    fn a_reservation_does_not_lift_the_limit_of_its_host() {
+        let mut all = Reservations::default();
+        all.ask(Time::ZERO, host(1), rates(8, 1));
+        settle(&mut all, &BTreeMap::from([(host(1), vec![access(1)])]));
+        let limits = BTreeMap::from([(host(1), Rate::from_mbps(2))]);
+        all.divide(&access(1), &BTreeSet::from([host(1)]), &limits, true);
+        let part = |direction| all.part(access(1).place, host(1), direction).map(|part| part.rate);
+        assert_eq!([part(Direction::Down), part(Direction::Up)], [Some(Rate::from_mbps(2)); 2]);
+    }
+
+    #[test]
+    fn clients_that_leave_and_return_change_reservations_no_more_often() {
+        let mut all = Reservations::default();
+        let at = BTreeMap::from([(host(1), vec![access(1)])]);
+        let total = |all: &mut Reservations, change: &dyn Fn(&mut Reservations)| {
+            change(all);
+            settle(all, &at);
+            all.total(access(1).place).down
+        };
+        assert_eq!(total(&mut all, &|all| all.ask(Time::ZERO, host(1), rates(1, 0))), Rate::from_mbps(1));
+        assert_eq!(total(&mut all, &|all| all.end(Time::from_millis(100), host(1))), Rate::ZERO);
+        assert_eq!(total(&mut all, &|all| all.ask(Time::from_millis(200), host(1), rates(2, 0))), Rate::ZERO, "it waits");
+        assert_eq!(all.poll_timeout(), Some(Time::from_millis(1100)));
+        assert_eq!(total(&mut all, &|all| all.handle_timeout(Time::from_millis(1100))), Rate::from_mbps(2));
+    }
+
+    #[test]
     fn a_reservation_is_kept_or_refused_whole_and_what_ends_makes_room() {
         let mut all = Reservations::default();
         let at = BTreeMap::from([(host(1), vec![access(1)]), (host(2), vec![access(1)])]);
@@ -413,7 +450,7 @@ mod tests {
         all.ask(Time::from_millis(1000), host(1), rates(11, 1));
         settle(&mut all, &at);
         assert_eq!((all.total(access(1).place), all.state(host(1)).refused.len()), (rates(6, 1), 1));
-        all.end(host(1));
+        all.end(Time::from_millis(2000), host(1));
         settle(&mut all, &at);
         assert_eq!((all.total(access(1).place), all.state(host(2)).refused), (rates(5, 1), vec![]));
         assert_eq!(all.state(host(1)), Reservation::default());
@@ -501,8 +538,9 @@ mod tests {
                     }
                 }
             }
-            (1..5).for_each(|number| all.end(host(number)));
+            (1..5).for_each(|number| all.end(now, host(number)));
             settle(&mut all, &at);
+            all.handle_timeout(now + PAUSE);
             prop_assert!(all.asked.is_empty() && all.kept.is_empty());
             prop_assert_eq!(all.poll_timeout(), None);
         }

@@ -139,12 +139,14 @@ pub(crate) struct Style {
     pub(crate) two_tables: bool,
     pub(crate) groups: bool,
     pub(crate) meters: bool,
+    /// How many meters it has, which is also the largest number of one.
+    pub(crate) most_meters: u32,
 }
 
 impl Style {
     pub(crate) fn of(version: Version, tables: u8) -> Self {
         let newer = version == Version::V1_3;
-        Self { version, two_tables: newer && tables > 1, groups: newer, meters: newer }
+        Self { version, two_tables: newer && tables > 1, groups: newer, meters: newer, most_meters: u32::MAX }
     }
 
     fn forwarding(self) -> TableId {

@@ -81,6 +81,8 @@ pub struct Station {
     main: Option<usize>,
     is_connected: bool,
     asked: Option<Time>,
+    /// How often the radio in use changed because nobody answered, since somebody did or a radio was attached.
+    unanswered: usize,
     /// What it wants reserved, and what it has reported of that on this connection.
     reserve: PerDirection<Rate>,
     reserved: PerDirection<Rate>,
@@ -98,6 +100,7 @@ impl Station {
             main: None,
             is_connected: false,
             asked: None,
+            unanswered: 0,
             reserve: PerDirection::default(),
             reserved: PerDirection::default(),
             reports: VecDeque::new(),
@@ -108,6 +111,7 @@ impl Station {
     /// A connection to the controller stands. It gets the whole state.
     pub fn connected(&mut self) {
         self.is_connected = true;
+        self.unanswered = 0;
         // A reservation ends with its connection.
         (self.asked, self.reserved) = (None, PerDirection::default());
         self.report_all();
@@ -137,6 +141,11 @@ impl Station {
     pub fn unanswered(&mut self) {
         let Some(main) = self.main else { return };
         let count = self.radios.len();
+        // All were tried: it is the controller that does not answer.
+        if self.unanswered >= (0..count).filter(|radio| self.is_attached(*radio)).count() {
+            return;
+        }
+        self.unanswered += 1;
         self.main = (1..=count).map(|step| (main + step) % count).find(|radio| self.is_attached(*radio));
     }
 
@@ -156,6 +165,9 @@ impl Station {
     pub fn on_radio(&mut self, radio: usize, state: RadioState) {
         let Some(before) = self.radios.get(radio).copied().filter(|before| *before != state) else { return };
         self.radios[radio] = state;
+        if matches!(state, RadioState::Attached(_)) {
+            self.unanswered = 0;
+        }
         if let RadioState::Attached(Some(access)) = before {
             self.report(Report::Dissociated(access));
         }
@@ -422,6 +434,8 @@ mod tests {
         assert_eq!(over(&station), (4, true));
         station.unanswered();
         assert_eq!(over(&station), (1, true));
+        station.unanswered();
+        assert_eq!(over(&station), (1, true), "all were tried");
     }
 
     #[test]

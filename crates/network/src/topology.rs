@@ -119,7 +119,8 @@ impl Topology {
     /// A switch connected. It may be new.
     pub(crate) fn add_switch(&mut self, datapath: DatapathId) {
         let ports = self.switches.entry(datapath).or_default();
-        ports.values_mut().for_each(|facts| facts.linked = false);
+        // It may have another version now, in which nothing says that a port is live.
+        ports.values_mut().for_each(|facts| (facts.linked, facts.was_live, facts.stalled) = (false, false, false));
     }
 
     /// Sets the ports of a switch, which may be new.
@@ -176,7 +177,12 @@ impl Topology {
         let before = self.link_at(place);
         self.facts_mut(place)?.stalled = stalled;
         match (before, self.link_at(place)) {
-            (Some(link), None) => Some(Change::LinkLost(link)),
+            (Some(link), None) => {
+                // It must be found anew, as after a loss of carrier: a port that flaps would change all paths each time.
+                self.heard.remove(&link.one);
+                self.heard.remove(&link.other);
+                Some(Change::LinkLost(link))
+            }
             (None, Some(link)) => Some(Change::LinkFound(link)),
             _ => None,
         }
@@ -265,11 +271,13 @@ impl Topology {
                 facts.sent_full = [sequence, facts.sent_full[0]];
             }
             frames.push((place, self.lldp.full_frame(place, sequence)));
+            let link = self.link_at(place);
+            let was_narrow = link.and_then(|link| self.passes_full(link)) == Some(false);
             let Some(heard) = self.heard.get_mut(&place) else { continue };
             heard.missed_full += 1;
             if heard.missed_full > MISSED && heard.full != Some(false) {
                 heard.full = Some(false);
-                changes.extend(self.link_at(place).map(Change::LinkNarrow));
+                changes.extend(link.filter(|_| !was_narrow).map(Change::LinkNarrow));
             }
         }
     }
@@ -294,15 +302,16 @@ impl Topology {
                 (facts.linked, facts.presumed, facts.peer) = (true, false, Some(peer.datapath));
             }
         }
+        let is_narrow = |topology: &Self| topology.link_at(from).and_then(|link| topology.passes_full(link)) == Some(false);
+        let was_narrow = is_narrow(self);
         match self.heard.get_mut(&from) {
-            Some(heard) if heard.at == at => {
-                heard.missed = 0;
-                if is_full {
-                    let was_narrow = heard.full == Some(false);
-                    (heard.missed_full, heard.full) = (0, Some(true));
-                    changes.extend(self.link_at(from).filter(|_| was_narrow).map(Change::LinkWide));
-                }
+            // These stay valid for longer, so they do not show that the link lives.
+            Some(heard) if heard.at == at && is_full => {
+                (heard.missed_full, heard.full) = (0, Some(true));
+                let is_wide = was_narrow && !is_narrow(self);
+                changes.extend(self.link_at(from).filter(|_| is_wide).map(Change::LinkWide));
             }
+            Some(heard) if heard.at == at => heard.missed = 0,
             _ => {
                 changes.extend(self.link_at(from).map(Change::LinkLost));
                 self.heard.insert(from, Heard { at, missed: 0, missed_full: 0, full: None });

@@ -293,10 +293,17 @@ fn renumber(lab: &Lab, old: u8, new: u8, gap: bool) -> Vec<Watch> {
     if !gap {
         delete();
     }
-    // The kernel deletes the translations to an old address on a thread of its own.
-    thread::sleep(ms(500));
     let sources: [IpAddr; 2] = [[10, 77, 1, address(old)].into(), format!("fd77:0:0:1::{}", address(old)).parse().unwrap()];
-    sources.map(|source| lab.watch(1, Filter { source: Some(source), direction: Some(Direction::Up), ..Filter::default() }).unwrap()).into()
+    let watch = || {
+        sources.map(|source| lab.watch(1, Filter { source: Some(source), direction: Some(Direction::Up), ..Filter::default() }).unwrap())
+    };
+    // The kernel deletes them on a thread of its own, which waits on a busy machine.
+    eventually("the translations to the old addresses are deleted", || {
+        let watches = watch();
+        thread::sleep(ms(300));
+        watches.iter().all(|watch| lab.watched(*watch).packets == 0)
+    });
+    watch().into()
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use braid_bond::host::{Source, source};
 use braid_decide::bucket::Bucket;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Mac, PerDirection, Rate};
+use braid_model::{ByteCount, Mac, Rate};
 use braid_network::mobility::{Notice, Report};
 use braid_network::wire::{Message, decode_report, encode_message};
 use braid_network::{AccessId, Controller, Reservation};
@@ -199,7 +199,7 @@ impl Clients {
                 }
                 // A former connection of this client ends with its sender, and what it has reserved.
                 if self.sessions.insert(host, (session, messages)).is_some() {
-                    let _ = controller.report(now(), host, Report::Reserve(PerDirection::default()));
+                    controller.client_left(now(), host);
                 }
                 Some((format!("client {host} has joined from {peer}"), false))
             }

@@ -138,7 +138,7 @@ impl Controller {
 
     /// The connection of a client has ended, and what it has reserved with it. Until it comes back, its packets show where it is.
     pub fn client_left(&mut self, now: Time, host: Mac) {
-        self.reservations.end(host);
+        self.reservations.end(now, host);
         if let Some(state) = self.hosts.get_mut(host) {
             state.attachments.values_mut().for_each(|attachment| attachment.reported = false);
         }

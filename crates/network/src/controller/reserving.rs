@@ -30,15 +30,15 @@ impl Controller {
                 active.iter().filter_map(|place| self.accesses.values().find(|access| access.place == *place).copied()).collect();
             self.reservations.settle(host, &accesses);
         }
-        while let Some(place) = self.reservations.next_undivided() {
-            self.divide(place, true);
+        while let Some((place, force)) = self.reservations.next_undivided() {
+            self.divide(place, force);
         }
     }
 
     /// The parts of the access points of a host change with its limit.
     pub(super) fn divide_where(&mut self, host: Mac) {
         let places = self.hosts.get(host).into_iter().flat_map(|state| state.attachments.keys());
-        places.for_each(|place| self.reservations.hosts_changed(*place));
+        places.for_each(|place| self.reservations.limit_changed(*place));
     }
 
     fn divide(&mut self, place: Place, force: bool) {
@@ -55,7 +55,8 @@ impl Controller {
 
     /// The limit of packets of a host at a place: its own limit, or what is left beside reservations.
     pub(super) fn limit_at(&self, host: Mac, place: Place, direction: Direction) -> Option<Limit> {
-        match self.reservations.part(place, host, direction) {
+        // Where others cannot be limited, a reservation limits nobody.
+        match self.reservations.part(place, host, direction).filter(|_| self.has_meters(place, direction)) {
             None => self.limits.get(&host).copied().map(kbps).map(Limit::own),
             Some(part) => limit(part, place.port, direction),
         }
@@ -65,24 +66,30 @@ impl Controller {
     pub(super) fn limit_to(&self, host: Mac, datapath: DatapathId) -> Option<Limit> {
         let active = self.hosts.get(host).into_iter().flat_map(|state| &state.active);
         let limits = active.filter(|place| place.datapath == datapath).filter_map(|place| self.limit_at(host, *place, Direction::Down));
-        limits.min_by_key(|limit| limit.rate)
+        limits.min_by_key(|limit| (limit.shared.is_some(), limit.rate))
     }
 
     /// The limit of a chosen flow to a host.
     pub(super) fn limit_of_flow(&self, host: Mac, datapath: DatapathId, outputs: &BTreeSet<PortNo>) -> Option<Limit> {
         let attachments = self.hosts.get(host).into_iter().flat_map(|state| state.attachments.keys());
-        let here = attachments.filter(|place| place.datapath == datapath && outputs.contains(&place.port));
+        let is_here =
+            |place: &&Place| place.datapath == datapath && outputs.contains(&place.port) && self.has_meters(**place, Direction::Down);
+        let here = attachments.filter(is_here);
         let others = here.filter_map(|place| limit(self.reservations.others(*place, Direction::Down)?, place.port, Direction::Down));
         others.min_by_key(|limit| limit.rate)
     }
 
     /// Whether meters keep others from what is reserved at a place, in each direction. A switch with one table does not look at where packets come from.
     pub(super) fn enforces(&self, place: Place) -> PerDirection<bool> {
-        let Some(switch) = self.switches.get(&place.datapath) else { return PerDirection::default() };
-        let can = switch.phase == Phase::Live && switch.table.style.meters;
-        PerDirection::from_fn(|direction| {
-            can && shared_meter(place.port, direction).is_some() && (direction == Direction::Down || switch.table.style.two_tables)
-        })
+        let is_live = self.switches.get(&place.datapath).is_some_and(|switch| switch.phase == Phase::Live);
+        PerDirection::from_fn(|direction| is_live && self.has_meters(place, direction))
+    }
+
+    /// Whether the switch of a place has the meters that divide it.
+    fn has_meters(&self, place: Place, direction: Direction) -> bool {
+        let Some(style) = self.switches.get(&place.datapath).map(|switch| switch.table.style) else { return false };
+        let shared = shared_meter(place.port, direction);
+        style.meters && shared.is_some_and(|meter| meter.0 <= style.most_meters) && (direction == Direction::Down || style.two_tables)
     }
 
     /// Switches with meters that divide an access point.

@@ -228,6 +228,7 @@ impl Controller {
             }
             (Pending::MeterFeatures, ReplyBody::MeterFeatures(features), _) => {
                 switch.table.style.meters &= features.max_meters > 0;
+                switch.table.style.most_meters = features.max_meters;
                 self.dirty.all = true;
             }
             (Pending::Groups, ReplyBody::GroupDescription(groups), Some(reading)) => reading.groups = groups,
@@ -478,7 +479,7 @@ impl Controller {
     /// Clients whose packets go to switches that are cut off, and that are attached elsewhere too, count as newly attached there: their managers route them.
     fn leave_cut_off(&mut self, now: Time) {
         let better = |(host, state): (Mac, &Host)| {
-            let is_served = state.active.is_empty() || state.active.iter().any(|place| self.topology.serves(*place));
+            let is_served = state.active.is_empty() || state.active.iter().any(|place| !self.topology.is_cut_off(place.datapath));
             let serving = state.attachments.iter().filter(|(place, _)| !is_served && self.topology.serves(**place));
             serving.max_by_key(|(place, attachment)| (attachment.since, **place)).map(|(place, _)| (host, *place))
         };

@@ -63,6 +63,10 @@ impl<M: Manager> Balance<M> {
         };
         for host in hosts {
             let Some(state) = view.host(*host) else { continue };
+            // Its idle reservation would make the next place as busy.
+            if view.utilisation_beside(busy, Some(*host)).is_none_or(|used| used <= self.terms.high) {
+                continue;
+            }
             let to = freest(&mut state.attachments.keys().copied());
             let is_here = state.active == [busy];
             for (flow, chosen) in view.flows_of(*host).filter(|(_, chosen)| chosen.mode == FlowMode::Movable) {

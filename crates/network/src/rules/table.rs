@@ -264,11 +264,15 @@ impl Table {
     fn write_meter(&mut self, old: Option<MeterId>, limit: Limit, commands: &mut Vec<Command>) -> Option<MeterId> {
         let Limit { rate, shared } = limit;
         let free = || {
-            (FIRST_METER..FIRST_METER + NUMBERS)
+            (FIRST_METER..(FIRST_METER + NUMBERS).min(self.style.most_meters.saturating_add(1)))
                 .map(MeterId)
                 .find(|meter| !self.meters.contains_key(meter) && !self.retired_meters.contains(meter))
         };
         let meter = shared.or(old.filter(|old| !is_shared(*old))).or_else(free)?;
+        // One more would be refused, and a switch that refuses a meter counts as one without any.
+        if !self.meters.contains_key(&meter) && self.meters.len() + self.retired_meters.len() >= self.style.most_meters as usize {
+            return None;
+        }
         if self.meters.get(&meter) != Some(&rate) {
             let command = if self.meters.contains_key(&meter) { ModCommand::Modify } else { ModCommand::Add };
             let burst = (rate.0 / 10).saturating_mul(BURST_TENTHS).max(1);

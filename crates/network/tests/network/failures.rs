@@ -157,10 +157,18 @@ fn a_switch_that_lost_its_tables_gets_them_again() {
 #[test]
 fn entries_that_vanish_are_found_by_an_audit() {
     let mut world = two_hosts(Version::V1_3, 254);
-    let before = entries(&world);
+    // A group has another number afterwards: numbers that were given up rest.
+    let plain = |world: &World| -> Vec<Vec<String>> {
+        let plain = |entry: &String| match entry.split_once("GroupId(") {
+            Some((before, after)) => format!("{before}{}", after.trim_start_matches(|c: char| c.is_ascii_digit())),
+            None => entry.clone(),
+        };
+        entries(world).values().map(|entries| entries.iter().map(plain).collect()).collect()
+    };
+    let before = plain(&world);
     world.switches.get_mut(&3).unwrap().flows.retain(|flow| flow.table == 0);
     world.run(Duration::from_secs(65));
-    assert_eq!(entries(&world), before);
+    assert_eq!(plain(&world), before);
 }
 
 #[test]
