@@ -870,7 +870,8 @@ impl<'a> Walk<'a> {
     pub fn arrives(&self, access: usize) -> Result<()> {
         eventually(&format!("the host is at access point {access} only"), || {
             let at: Vec<usize> = self.roamer.radios().iter().filter_map(Radio::at).collect();
-            Ok(at == [access] && self.active()? == [self.place(access)])
+            // An order to go where a radio has just left would come too early for the controller.
+            Ok(at == [access] && self.active()? == [self.place(access)] && self.attachments()? == 1)
         })
         .with_context(|| format!("the client's log:\n{}the controller's:\n{}", self.joined.log(), self.controller.log()))
     }
