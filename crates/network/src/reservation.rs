@@ -99,7 +99,7 @@ pub(crate) struct Part {
 pub(crate) struct Reservations {
     asked: BTreeMap<Mac, Asked>,
     kept: BTreeMap<Place, At>,
-    /// Hosts whose access points or wishes have changed.
+    /// Hosts whose access points, or what they ask for, have changed.
     unsettled: BTreeSet<Mac>,
     /// Places whose parts are to be computed anew, and whether small changes count.
     undivided: BTreeMap<Place, bool>,
@@ -122,7 +122,7 @@ impl Reservations {
         self.unsettled.insert(host);
     }
 
-    /// A client is gone. If it comes back at once, its next wish waits.
+    /// A client is gone. If it comes back at once, its next request waits.
     pub(crate) fn end(&mut self, now: Time, host: Mac) {
         if let Some(asked) = self.asked.get_mut(&host) {
             (asked.rates, asked.changed, asked.waits) = (PerDirection::default(), now, None);
