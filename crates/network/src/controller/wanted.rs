@@ -155,12 +155,12 @@ impl Controller {
             Owner::Host(mac) => {
                 let Some(host) = self.hosts.get(mac) else { return Vec::new() };
                 let here = host.active.iter().any(|place| place.datapath == datapath);
-                let meter = Some(()).filter(|()| here && style.meters).and_then(|()| self.limit_to(mac, datapath));
+                let meter = (here && style.meters).then(|| self.limit_to(mac, datapath)).flatten();
                 vec![(rules::to_address(style, mac), Content { here, meter, ..content })]
             }
             Owner::Flow(id) => {
                 let Some(flow) = self.flows.get(&id) else { return Vec::new() };
-                let meter = Some(()).filter(|()| style.meters).and_then(|()| self.limit_of_flow(flow.spec.to, datapath, outputs));
+                let meter = style.meters.then(|| self.limit_of_flow(flow.spec.to, datapath, outputs)).flatten();
                 vec![(rules::to_flow(style, &flow.spec, None), Content { meter, ..content })]
             }
             Owner::Group(id) => {
