@@ -3,7 +3,7 @@
  * The ad-hoc device: one Ethernet device over several radios (Mota 2011, sections 3.1 and 3.2). An object of its own: it needs nothing of the others.
  *
  *   adhoc_out  at the egress of the device: gives each frame a radio; broadcasts go over all
- *   adhoc_in   at the ingress of each radio: notes who was heard, drops copies, and lets the rest arrive by the device
+ *   adhoc_in   at the ingress of each radio: notes who was heard, drops copies, and lets the rest arrive by the device, later if it is ahead of others
  *
  * The process that owns the device keeps the neighbour database and decides about shares (`control::adhoc`). The programs note what passes.
  */
@@ -48,6 +48,7 @@
 #define LONGEST_RTT_NS 10000000000ULL
 
 MAP(adhoc, BPF_MAP_TYPE_ARRAY, __u32, struct braid_adhoc, 1, 0);
+MAP(change, BPF_MAP_TYPE_ARRAY, __u32, struct braid_change, 1, 0);
 MAP(radios, BPF_MAP_TYPE_ARRAY, __u32, struct braid_radio, BRAID_RADIOS, 0);
 /* The place of a device in `radios`. */
 MAP(places, BPF_MAP_TYPE_HASH, __u32, __u32, BRAID_RADIOS, 0);
@@ -509,6 +510,8 @@ int braid_adhoc_out(struct __sk_buff *skb)
 	struct seen seen = { .base = ETH_HEADER, .type = skb->protocol };
 	_Bool numbers, anew;
 
+	if (skb->tc_index == BRAID_WAITS)
+		return TC_NEXT;
 	if (!own || load(skb, 0, to.byte, 6))
 		return TC_DROP;
 	/* The network knows where this host is. */
@@ -682,9 +685,11 @@ int braid_adhoc_in(struct __sk_buff *skb)
 	struct braid_pair_key key = {};
 	const struct braid_radio *radio;
 	const struct braid_mac *alias;
+	struct braid_change *coming = NULL;
 	struct braid_pair *pair;
 	struct seen seen = { .base = ETH_HEADER, .type = skb->protocol };
 	__u8 head[ETH_HEADER], target[6];
+	_Bool is_newer;
 
 	if (!own || !own->device || now > own->until || !known || load(skb, 0, head, sizeof(head)))
 		return TC_NEXT;
@@ -749,7 +754,12 @@ int braid_adhoc_in(struct __sk_buff *skb)
 		count(BRAID_ADHOC_STORM);
 		return TC_DROP;
 	}
+	is_newer = own->newer & 1u << place;
+	if (own->newer && !(head[0] & 1))
+		coming = bpf_map_lookup_elem(&change, &zero);
 	if (((head[0] & 1) || own->merges) && is_copy(skb, place)) {
+		if (coming && is_newer)
+			coming->behind |= 1u << place;
 		count(BRAID_ADHOC_DUPLICATE);
 		return TC_DROP;
 	}
@@ -757,6 +767,12 @@ int braid_adhoc_in(struct __sk_buff *skb)
 		read_flow(skb, &seen);
 		time_acknowledgement(skb, &seen, &from, now);
 	}
+	if (coming && is_newer && !(coming->behind & 1u << place)) {
+		skb->tc_index = BRAID_WAITS;
+		return bpf_redirect(own->device, 0);
+	}
+	if (coming && !is_newer)
+		coming->passed = now;
 	return bpf_redirect(own->device, BPF_F_INGRESS);
 }
 

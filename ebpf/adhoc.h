@@ -30,7 +30,19 @@ struct braid_adhoc {
 	struct braid_mac mac;
 	__u32 served; /* in a network whose controller chooses: a bit for each radio over which all frames leave; 0: plans decide */
 	__u32 merges; /* frames for this host arrive over several radios: copies are dropped */
+	__u32 newer; /* a bit for each radio whose frames for this host wait for those of the others, while the route changes */
+	__u32 pad;
 };
+
+/* What arrives while a route changes. */
+struct braid_change {
+	__u64 passed; /* when a frame for this host arrived last over a radio that is not newer */
+	__u32 behind; /* a bit for each newer radio over which a copy arrived: it is behind the others, and its frames do not wait */
+	__u32 pad;
+};
+
+/* `tc_index` of a frame that waits: the device passes it to the process, which lets it arrive later. */
+#define BRAID_WAITS 0xb4a1
 
 #define BRAID_RADIO_TRANSLATES 1
 /* `device` is a MACsec device over the radio, with nothing of the system's own. */

@@ -4,6 +4,7 @@
 
 pub mod fake;
 pub mod group;
+mod service;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -22,11 +23,14 @@ use braid_decide::adhoc::resolution::{link_local, news, question};
 use braid_decide::adhoc::{Candidate, MAX_RADIOS, Plan, Terms, WHOLE, shares_of};
 use braid_decide::energy::{Profiles, Technology};
 use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Power, Rate, Time};
+use braid_network::station::Served;
 
 use crate::RequestError;
 use crate::profiles::shipped;
 use crate::steering::SteeringError;
 use group::{Group, GroupKey, OVERHEAD, PeerKey, Sealed, Sender, Sending};
+use service::Service;
+pub use service::Waiting;
 pub use settings::{AdhocSettings, DEFAULT_NAME, RadioTerms};
 
 /// Interval of announcements.
@@ -93,9 +97,13 @@ pub trait Radios {
     fn deliver(&mut self, frame: &[u8]);
     /// Sets the size of the device's largest packet in bytes, and whether frames may be numbered, so that the system cuts packets itself.
     fn set_packets(&mut self, mtu: u32, numbered: bool) -> Result<(), SteeringError>;
-    /// In a network whose controller knows where this host is: lets all frames leave over the radios `over`, a bit for each place (0: over all that work), and
-    /// drops copies of what arrives if it `merges`.
-    fn set_served(&mut self, over: u32, merges: bool) -> Result<(), SteeringError>;
+    /// In a network whose controller knows where this host is: lets all frames leave over the radios `over` (0: over all that work), drops copies of what arrives
+    /// if it `merges`, and lets frames for this host wait if they arrive over radios that are `newer`.
+    fn set_served(&mut self, served: Served) -> Result<(), SteeringError>;
+    /// Takes the frames that wait.
+    fn waiting(&mut self) -> Waiting;
+    /// Lets a frame arrive by the device that has waited.
+    fn deliver_waiting(&mut self, frame: &[u8]);
     /// How this host encrypts for a radio, in a group with a key; `None`: not now.
     fn sending(&mut self, radio: usize) -> Option<Sending>;
     /// Lets arrive what this sender encrypts, from the packet with this number on, over a radio. Nothing of others with its device and radio arrives then.
@@ -191,8 +199,8 @@ pub struct Adhoc<R> {
     addresses: Vec<IpAddr>,
     /// What each host without Braid is told.
     told: BTreeMap<Mac, Told>,
-    /// How frames leave in a network with a controller ([`Radios::set_served`]), and whether that is applied; `None`: this device finds its neighbours itself.
-    served: Option<((u32, bool), bool)>,
+    /// In a network with a controller.
+    service: Service,
     sequence: u32,
     announced: Option<Time>,
     searched: Option<Time>,
@@ -218,7 +226,7 @@ impl<R: Radios> Adhoc<R> {
             applied: Applied::default(),
             addresses: Vec::new(),
             told: BTreeMap::new(),
-            served: None,
+            service: Service::default(),
             sequence: 0,
             announced: None,
             searched: None,
@@ -233,14 +241,6 @@ impl<R: Radios> Adhoc<R> {
     pub fn with_key(self, key: GroupKey) -> Self {
         let group = Some(Group::new(key, self.secret));
         Self { group, ..self }
-    }
-
-    /// Lets all frames leave over the radios `over`, and drops copies if it `merges`, because a controller chooses ([`Radios::set_served`]). From the first call on,
-    /// this device searches no neighbours.
-    pub fn serve(&mut self, over: u32, merges: bool) {
-        if self.served.is_none_or(|(served, _)| served != (over, merges)) {
-            self.served = Some(((over, merges), false));
-        }
     }
 
     /// What it runs on.
@@ -329,7 +329,7 @@ impl<R: Radios> Adhoc<R> {
 
     /// A frame of Braid arrived over this radio in clear.
     pub fn on_frame(&mut self, now: Time, place: usize, bytes: &[u8]) {
-        if self.served.is_some() {
+        if self.service.directs() {
             return;
         }
         if let Some(numbered) = Numbered::decode(bytes) {
@@ -418,10 +418,12 @@ impl<R: Radios> Adhoc<R> {
         order.on_frame(now, neighbour, frame.number, bytes, patience, |frame| backend.deliver(&frame));
     }
 
-    /// Delivers the frames of spread flows that have waited for earlier ones long enough. Returns when it must be called again; `None`: none waits.
+    /// Delivers the frames that have waited for earlier ones long enough: those of spread flows, and those of a route that changes. Returns when it must be called
+    /// again; `None`: none waits.
     pub fn release(&mut self, now: Time) -> Option<Time> {
         let Self { order, backend, .. } = self;
-        order.expire(now, |frame| backend.deliver(&frame))
+        let spread = order.expire(now, |frame| backend.deliver(&frame));
+        spread.into_iter().chain(self.release_route(now)).min()
     }
 
     fn reply(&mut self, now: Time, place: usize, source: Mac, request: &Frame, sealed: Option<&Sealed>) {
@@ -506,11 +508,8 @@ impl<R: Radios> Adhoc<R> {
     pub fn tick(&mut self, now: Time) -> Result<Time, SteeringError> {
         self.apply_radios(now);
         self.warnings.retain(|_, seen| now.since(*seen) < WARNED);
-        if let Some(((over, merges), is_applied)) = &mut self.served {
-            if !*is_applied {
-                self.backend.set_served(*over, *merges)?;
-                *is_applied = true;
-            }
+        if self.service.directs() {
+            self.apply_served(now)?;
             return Ok(now + BUSY);
         }
         self.read_counts(now)?;
@@ -529,7 +528,7 @@ impl<R: Radios> Adhoc<R> {
             radio.refused.take_if(|(_, at)| now.since(*at) >= RETRIED);
         }
         // Where a controller chooses, the caller knows which radios have links, and sooner: the system reports changes of carriers once a second at most.
-        let is_served = self.served.is_some();
+        let is_served = self.service.directs();
         let port = |place: usize| self.radios[place].as_ref()?.port().map(|port| Port { works: port.works || is_served, ..port });
         let ports: [_; MAX_RADIOS] = std::array::from_fn(port);
         if ports != self.applied.ports {
@@ -622,7 +621,7 @@ impl<R: Radios> Adhoc<R> {
 
     /// Tells the neighbours that the device goes.
     pub fn say_goodbye(&mut self, now: Time) {
-        if self.served.is_some() {
+        if self.service.directs() {
             return;
         }
         self.sequence = self.sequence.wrapping_add(1);

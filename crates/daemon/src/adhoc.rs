@@ -16,6 +16,7 @@ use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::saves_power;
 use braid_http::{Api, ReplySender, Request, Server, Serving};
 use braid_model::{LinkIndex, Mac, NetworkSnapshot, Time};
+use braid_network::station::Served;
 use braid_peer::shared;
 use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, AdhocPrograms, Membership, Received, Reservation, address_of};
 use braid_platform::linux::model::SYS;
@@ -42,7 +43,7 @@ enum Command {
     View(ReplySender<AdhocStatus>),
     Change(AdhocChange, ReplySender<Accepted>),
     LowBattery(bool),
-    Serve { over: u32, merges: bool },
+    Serve(Served),
     Reservation(Option<NetworkReservation>),
     End,
 }
@@ -163,9 +164,9 @@ impl AdhocThread {
 pub(crate) struct AdhocControls(sync::Sender<Command>);
 
 impl AdhocControls {
-    /// Lets all frames leave over these radios, a bit for each place, as a controller chose ([`Adhoc::serve`]).
-    pub(crate) fn serve(&self, over: u32, merges: bool) {
-        let _ = self.0.send(Command::Serve { over, merges });
+    /// Lets frames leave and arrive as a controller chose ([`Adhoc::serve`]).
+    pub(crate) fn serve(&self, served: Served) {
+        let _ = self.0.send(Command::Serve(served));
     }
 
     /// Sets what clients of the API see of the reservation.
@@ -259,8 +260,8 @@ impl Worker {
                         let _ = reply.send(changed);
                     }
                     Ok(Command::LowBattery(low)) => self.adhoc.set_low_battery(low),
-                    Ok(Command::Serve { over, merges }) => {
-                        self.adhoc.serve(over, merges);
+                    Ok(Command::Serve(served)) => {
+                        self.adhoc.serve(served);
                         next = now();
                     }
                     Ok(Command::Reservation(reservation)) => self.reservation = reservation,

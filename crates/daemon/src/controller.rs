@@ -12,6 +12,7 @@ mod view;
 pub use braid_network::mobility::NAMES as MANAGERS;
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,7 +40,7 @@ use braid_platform::linux::sys::process::raise_open_files;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
@@ -59,6 +60,8 @@ const MAX_SWITCHES: usize = 1024;
 const MAX_SWITCHES_OF_SOURCE: usize = 512;
 /// Pieces of what switches sent that may wait. Readers then wait, in turn.
 const MAX_WAITING: usize = 256;
+/// How often so many are handled before what is due.
+const CATCH_UPS: usize = 8;
 /// Size of a piece that is written at most.
 const PIECE: usize = 64 << 10;
 /// Time to write what is left on a connection that is closed.
@@ -211,12 +214,19 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
             },
             () = sleep_until(Instant::now() + due) => {}
         }
-        // What has arrived counts before what is due: an answer that waits is no silence.
-        for _ in 0..MAX_WAITING {
-            let Ok(arrival) = arrived.try_recv() else { break };
-            switches.on_arrival(arrival);
+        // What has arrived counts before what is due: an answer that waits is no silence. While many entries were computed, nothing was read.
+        let is_due = |switches: &Switches| switches.controller.poll_timeout().is_some_and(|due| due <= now());
+        for _ in 0..CATCH_UPS {
+            if is_due(&switches) {
+                yield_now().await;
+            }
+            let mut waiting = iter::from_fn(|| arrived.try_recv().ok()).take(MAX_WAITING).peekable();
+            if waiting.peek().is_none() {
+                break;
+            }
+            waiting.for_each(|arrival| switches.on_arrival(arrival));
         }
-        if switches.controller.poll_timeout().is_some_and(|due| due <= now()) {
+        if is_due(&switches) {
             switches.controller.handle_timeout(now());
         }
         switches.retry();

@@ -445,7 +445,7 @@ impl Client {
         if self.served != Some(served) {
             self.served = Some(served);
             self.used.send_replace(served.over);
-            self.device.serve(served.over, served.merges);
+            self.device.serve(served);
         }
         let reservation = self.reservation();
         let changed = |shown: &mut Option<NetworkReservation>| {

@@ -76,46 +76,43 @@ fn digest(seed: u64, frame: &[u8]) -> u64 {
 pub struct InOrder<T> {
     quiet: Duration,
     limit: Duration,
-    /// When a change ends at the latest, and when a packet last came over the old radio.
-    change: Option<(Time, Time)>,
-    waiting: VecDeque<T>,
+    /// When the first packet came over the new radio, if packets wait.
+    began: Option<Time>,
+    /// When a packet came over the old radio last.
+    passed: Time,
+    waiting: Vec<T>,
 }
 
 impl<T> InOrder<T> {
-    /// The old radio is done when it is quiet for `quiet`, or `limit` after the change began.
+    /// Packets wait until the old radio was quiet for `quiet`, and for `limit` at most.
     pub fn new(quiet: Duration, limit: Duration) -> Self {
-        Self { quiet, limit, change: None, waiting: VecDeque::new() }
+        Self { quiet, limit, began: None, passed: Time::ZERO, waiting: Vec::new() }
     }
 
-    /// The route begins to change.
-    pub fn begin(&mut self, now: Time) {
-        self.change = Some((now + self.limit, now));
+    /// A packet came over the new radio. It waits.
+    pub fn hold(&mut self, now: Time, packet: T) {
+        self.began.get_or_insert(now);
+        self.waiting.push(packet);
     }
 
-    /// A packet arrived. Appends what is to be delivered to `out`.
-    pub fn receive(&mut self, now: Time, over_new: bool, packet: T, out: &mut Vec<T>) {
-        self.handle_timeout(now, out);
-        match &mut self.change {
-            Some(_) if over_new && self.waiting.len() < MAX_FRAMES => self.waiting.push_back(packet),
-            Some((_, last)) if !over_new => {
-                *last = now;
-                out.push(packet);
-            }
-            _ => out.push(packet),
-        }
+    /// A packet came over the old radio at this time, and is delivered already.
+    pub fn passed(&mut self, at: Time) {
+        self.passed = self.passed.max(at);
     }
 
-    /// When packets that wait are to be delivered.
+    /// When the packets that wait are to be delivered; `None`: none waits.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.change.map(|(limit, last)| limit.min(last + self.quiet))
+        let began = self.began?;
+        if self.waiting.len() >= MAX_FRAMES {
+            return Some(began);
+        }
+        Some((began + self.limit).min(began.max(self.passed) + self.quiet))
     }
 
-    /// Delivers what is due.
-    pub fn handle_timeout(&mut self, now: Time, out: &mut Vec<T>) {
-        if self.poll_timeout().is_some_and(|due| due <= now) {
-            self.change = None;
-            out.extend(self.waiting.drain(..));
-        }
+    /// Ends the change of the route. Returns the packets that waited, in their order.
+    pub fn end(&mut self) -> Vec<T> {
+        self.began = None;
+        std::mem::take(&mut self.waiting)
     }
 }
 
@@ -139,11 +136,22 @@ mod tests {
     #[test]
     fn packets_of_the_new_radio_wait_for_those_of_the_old_one() {
         let mut order = InOrder::new(Duration::from_millis(20), Duration::from_millis(100));
-        let mut out = Vec::new();
-        order.begin(Time::ZERO);
-        for (at, over_new, packet) in [(1, false, 1), (2, true, 3), (10, false, 2), (25, true, 4), (31, true, 5)] {
-            order.receive(Time::from_millis(at), over_new, packet, &mut out);
-        }
-        assert_eq!((out, order.poll_timeout()), (vec![1, 2, 3, 4, 5], None));
+        order.passed(Time::from_millis(1));
+        assert_eq!(order.poll_timeout(), None);
+        order.hold(Time::from_millis(2), 3);
+        assert_eq!(order.poll_timeout(), Some(Time::from_millis(22)));
+        order.passed(Time::from_millis(10));
+        order.hold(Time::from_millis(25), 4);
+        assert_eq!(order.poll_timeout(), Some(Time::from_millis(30)), "20 ms after the last one of the old radio");
+        order.passed(Time::from_millis(95));
+        assert_eq!(order.poll_timeout(), Some(Time::from_millis(102)), "the limit");
+        assert_eq!((order.end(), order.poll_timeout()), (vec![3, 4], None));
+    }
+
+    #[test]
+    fn a_flood_does_not_wait() {
+        let mut order = InOrder::new(Duration::from_millis(20), Duration::from_millis(100));
+        (0..MAX_FRAMES).for_each(|packet| order.hold(Time::from_millis(1), packet));
+        assert_eq!((order.poll_timeout(), order.end().len()), (Some(Time::from_millis(1)), MAX_FRAMES));
     }
 }

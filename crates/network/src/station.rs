@@ -67,6 +67,8 @@ pub struct Served {
     pub over: u32,
     /// Whether copies of frames may arrive over several radios.
     pub merges: bool,
+    /// A bit for each radio that was attached while another one was: what arrives over it first may be ahead of what is still on the way to the other one.
+    pub newer: u32,
 }
 
 /// The client.
@@ -79,6 +81,10 @@ pub struct Station {
     told: BTreeSet<AccessId>,
     /// The radio over which frames leave.
     main: Option<usize>,
+    /// As in [`Served`].
+    newer: u32,
+    /// A bit for each radio that was told to leave, and has not yet.
+    leaving: u32,
     is_connected: bool,
     asked: Option<Time>,
     /// How often the radio in use changed because nobody answered, since somebody did or a radio was attached.
@@ -98,6 +104,8 @@ impl Station {
             enters: vec![false; radios.min(MAX_RADIOS)],
             told: BTreeSet::new(),
             main: None,
+            newer: 0,
+            leaving: 0,
             is_connected: false,
             asked: None,
             unanswered: 0,
@@ -165,8 +173,19 @@ impl Station {
     pub fn on_radio(&mut self, radio: usize, state: RadioState) {
         let Some(before) = self.radios.get(radio).copied().filter(|before| *before != state) else { return };
         self.radios[radio] = state;
+        self.leaving &= !(1 << radio);
+        let attached = (0..self.radios.len()).filter(|radio| self.is_attached(*radio)).fold(0, |all, radio| all | 1 << radio);
         if matches!(state, RadioState::Attached(_)) {
             self.unanswered = 0;
+        }
+        self.newer &= attached;
+        let came = !matches!(before, RadioState::Attached(_));
+        if attached & 1 << radio != 0 && came {
+            self.newer |= 1 << radio;
+        }
+        // There is none to wait for.
+        if self.newer == attached {
+            self.newer = 0;
         }
         if let RadioState::Attached(Some(access)) = before {
             self.report(Report::Dissociated(access));
@@ -205,8 +224,9 @@ impl Station {
     pub fn on_notice(&mut self, notice: Notice) {
         match notice {
             Notice::GoTo { access, channel } => {
-                let is_there = |state: &RadioState| [RadioState::Entering(access), RadioState::Attached(Some(access))].contains(state);
-                if self.radios.iter().any(is_there) {
+                let there = [RadioState::Entering(access), RadioState::Attached(Some(access))];
+                let stays = |radio: usize| self.main == Some(radio) || self.leaving & 1 << radio == 0;
+                if self.radios.iter().enumerate().any(|(radio, state)| there.contains(state) && stays(radio)) {
                     return;
                 }
                 // One that is idle, or not in use. With one radio, the link is interrupted: a hard handover.
@@ -224,6 +244,7 @@ impl Station {
             // The link in use stays, whatever the controller says.
             Notice::Ends { leave } => {
                 if let Some(radio) = self.at(leave).filter(|radio| self.main != Some(*radio)) {
+                    self.leaving |= 1 << radio;
                     self.order(Order::Leave { radio });
                 }
             }
@@ -233,7 +254,8 @@ impl Station {
     /// How frames leave and arrive now.
     pub fn served(&self) -> Served {
         let attached = (0..self.radios.len()).filter(|radio| self.is_attached(*radio)).count();
-        Served { over: self.main.filter(|main| self.is_attached(*main)).map_or(0, |main| 1 << main), merges: attached > 1 }
+        let over = self.main.filter(|main| self.is_attached(*main)).map_or(0, |main| 1 << main);
+        Served { over, merges: attached > 1, newer: self.newer }
     }
 
     /// The access point over which frames leave, if it is known.
@@ -323,6 +345,38 @@ mod tests {
 
     fn attached_to(number: u8) -> RadioState {
         RadioState::Attached(Some(access(number)))
+    }
+
+    #[test]
+    fn a_radio_that_comes_second_is_newer_until_the_other_is_gone() {
+        let mut station = with_radios(3);
+        let newer = |station: &mut Station, radio: usize, state: RadioState| {
+            station.on_radio(radio, state);
+            station.served().newer
+        };
+        assert_eq!(newer(&mut station, 0, RadioState::Attached(None)), 0);
+        assert_eq!(newer(&mut station, 1, attached_to(2)), 0b10);
+        assert_eq!(newer(&mut station, 0, attached_to(1)), 0b10, "the first one has its link as before");
+        assert_eq!(newer(&mut station, 2, attached_to(3)), 0b110);
+        assert_eq!(newer(&mut station, 0, RadioState::Idle), 0, "both have come after it");
+        assert_eq!(newer(&mut station, 0, attached_to(1)), 0b1);
+        assert_eq!(newer(&mut station, 0, RadioState::Entering(access(4))), 0);
+    }
+
+    #[test]
+    fn it_enters_again_what_a_radio_is_about_to_leave() {
+        let mut station = with_radios(2);
+        station.on_radio(0, attached_to(1));
+        station.on_radio(1, attached_to(2));
+        station.on_notice(Notice::Begins { to: access(2) });
+        let go = Notice::GoTo { access: access(1), channel: Channel(1) };
+        station.on_notice(go);
+        assert_eq!(station.poll_order(), None, "it is there");
+        station.on_notice(Notice::Ends { leave: access(1) });
+        assert_eq!(station.poll_order(), Some(Order::Leave { radio: 0 }));
+        station.on_notice(go);
+        let enters = Order::Enter { radio: 0, access: access(1), channel: Channel(1), interrupts: false };
+        assert_eq!(station.poll_order(), Some(enters));
     }
 
     /// A client whose radios all enter what they are told.

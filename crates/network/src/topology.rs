@@ -63,6 +63,8 @@ struct PortFacts {
     linked: bool,
     /// Switch at the other end of the last link.
     peer: Option<DatapathId>,
+    /// Whether it has come up since that link: it may lead elsewhere now.
+    renewed: bool,
     /// Numbers of the last two LLDP frames.
     sent: [u64; 2],
     /// Numbers of the last two of full size.
@@ -148,6 +150,7 @@ impl Topology {
             presumed: false,
             linked: false,
             peer: None,
+            renewed: false,
             sent: [0; 2],
             sent_full: [0; 2],
         };
@@ -160,7 +163,7 @@ impl Topology {
                 self.set_stalled(place, stalled).into_iter().collect()
             }
             Some(known) => {
-                *known = PortFacts { peer: known.peer, ..facts };
+                *known = PortFacts { peer: known.peer, renewed: up, ..facts };
                 self.forget_peer(place);
                 if up { vec![Change::PortUp(place)] } else { self.down(place) }
             }
@@ -299,7 +302,7 @@ impl Topology {
         let mut changes = Vec::new();
         for (place, peer) in [(from, at), (at, from)] {
             if let Some(facts) = self.facts_mut(place) {
-                (facts.linked, facts.presumed, facts.peer) = (true, false, Some(peer.datapath));
+                (facts.linked, facts.presumed, facts.renewed, facts.peer) = (true, false, false, Some(peer.datapath));
             }
         }
         let is_narrow = |topology: &Self| topology.link_at(from).and_then(|link| topology.passes_full(link)) == Some(false);
@@ -385,7 +388,10 @@ impl Topology {
         let largest = sizes.iter().max_by_key(|(part, size)| (**size, std::cmp::Reverse(**part))).map(|(part, _)| *part);
         let had_way_out = |datapath: &DatapathId| {
             let ports = self.switches.get(datapath).into_iter().flat_map(BTreeMap::values);
-            ports.filter_map(|facts| facts.peer).any(|peer| part_of.contains_key(&peer) && part_of.get(&peer) != part_of.get(datapath))
+            ports
+                .filter(|facts| !facts.renewed)
+                .filter_map(|facts| facts.peer)
+                .any(|peer| part_of.contains_key(&peer) && part_of.get(&peer) != part_of.get(datapath))
         };
         let left: BTreeSet<DatapathId> = part_of.iter().filter(|(datapath, _)| had_way_out(datapath)).map(|(_, part)| *part).collect();
         let is_cut_off = |part: &DatapathId| Some(*part) != largest && left.contains(part);

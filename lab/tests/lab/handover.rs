@@ -49,6 +49,28 @@ fn two_radios_lose_next_to_nothing() {
 }
 
 #[test]
+fn packets_arrive_in_order_when_the_new_way_is_shorter() {
+    if !able() {
+        return;
+    }
+    for options in ["manager = \"hoolock\"\nhold = \"1s\"\n", "manager = \"n-cast\"\nhold = \"1s\"\n"] {
+        let lab = one_link();
+        let made = Walk::start(&lab, &braid(), plan(options, 2)).unwrap();
+        // More than the first access point carries, so that packets wait there for some 60 ms.
+        made.accesses[0].limit(&lab, 8).unwrap();
+        let (roamer, other) = (&made.roamer, &made.other);
+        let stream = Stream::start(other.namespace(), (roamer.namespace(), roamer.address), Duration::from_millis(1), 1200).unwrap();
+        eventually("the stream flows", || stream.arrived() > 300);
+        made.walk_to(1).unwrap();
+        let passed = stream.arrived();
+        eventually("it flows at the new place", || stream.arrived() > passed + 300);
+        let received = stream.end();
+        // The last of them may be passed by the first one that does not wait.
+        assert!(received.late as usize <= STRAY, "{options}{received:?}");
+    }
+}
+
+#[test]
 fn one_radio_moves_and_its_flows_go_on() {
     if !able() {
         return;

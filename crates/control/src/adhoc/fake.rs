@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use braid_decide::adhoc::pair::Counted;
 use braid_decide::adhoc::{MAX_RADIOS, Plan};
 use braid_model::{Mac, Time};
+use braid_network::station::Served;
 
 use super::group::{Sender, Sending};
-use super::{AdhocCounts, Port, Radios};
+use super::{AdhocCounts, Port, Radios, Waiting};
 use crate::steering::SteeringError;
 
 /// The radios.
@@ -32,8 +33,10 @@ pub struct FakeRadios {
     pub delivered: Vec<Vec<u8>>,
     /// The largest packet and whether frames are numbered, as set last.
     pub packets: Option<(u32, bool)>,
-    /// The radios over which all frames leave, and whether copies are dropped, as set last.
-    pub served: Option<(u32, bool)>,
+    /// As set last.
+    pub served: Option<Served>,
+    /// Frames that wait.
+    pub waiting: Waiting,
     /// Addresses without a plan to which frames were sent.
     pub wanted: Vec<Mac>,
     /// When hosts without a pair were heard.
@@ -104,9 +107,15 @@ impl Radios for FakeRadios {
         self.packets = Some((mtu, numbered));
         Ok(())
     }
-    fn set_served(&mut self, over: u32, merges: bool) -> Result<(), SteeringError> {
-        self.served = Some((over, merges));
+    fn set_served(&mut self, served: Served) -> Result<(), SteeringError> {
+        self.served = Some(served);
         Ok(())
+    }
+    fn waiting(&mut self) -> Waiting {
+        Waiting { frames: std::mem::take(&mut self.waiting.frames), passed: self.waiting.passed }
+    }
+    fn deliver_waiting(&mut self, frame: &[u8]) {
+        self.delivered.push(frame.to_vec());
     }
     fn sending(&mut self, radio: usize) -> Option<Sending> {
         self.sending[radio]

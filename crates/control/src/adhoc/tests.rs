@@ -351,9 +351,10 @@ fn spread_frames_are_numbered_for_who_understands_it_and_arrive_in_order() {
 #[test]
 fn a_controller_chooses_the_radios_instead_of_the_neighbours() {
     let mut world = World::new(&["wlan0", "wlan1"]);
-    world.device.serve(2, true);
+    let served = |over, merges, newer| Served { over, merges, newer };
+    world.device.serve(served(2, true, 0));
     world.pass(20);
-    assert_eq!(world.device.backend().served, Some((2, true)));
+    assert_eq!(world.device.backend().served, Some(served(2, true, 0)));
     world.device.backend().sent.clear();
     world.device.backend().wanted = vec![OTHER];
     world.hear(1, World::frame(OTHER, OTHER, Kind::Announcement, 1));
@@ -365,7 +366,44 @@ fn a_controller_chooses_the_radios_instead_of_the_neighbours() {
     world.devices[1].carrier = false;
     world.devices_changed();
     assert!(world.device.backend().ports[1].as_ref().unwrap().works, "the caller knows better");
-    world.device.serve(1, false);
+    world.device.serve(served(1, false, 0));
     world.pass(20);
-    assert_eq!(world.device.backend().served, Some((1, false)));
+    assert_eq!(world.device.backend().served, Some(served(1, false, 0)));
+}
+
+#[test]
+fn frames_of_a_new_route_wait_for_those_of_the_old_one() {
+    let mut world = World::new(&["wlan0", "wlan1"]);
+    let served = |over, newer| Served { over, merges: newer != 0, newer };
+    world.device.serve(served(1, 0));
+    world.pass(20);
+    world.device.serve(served(1, 2));
+    world.pass(20);
+    assert_eq!(world.device.backend().served, Some(served(1, 2)));
+    let start = world.now;
+    let after = |ms| start + Duration::from_millis(ms);
+    assert_eq!(world.device.release(after(5)), None, "nothing waits");
+    world.device.backend().waiting = Waiting { frames: vec![vec![1], vec![2]], passed: after(9) };
+    assert_eq!(world.device.release(after(10)), Some(after(40)));
+    // The controller's word comes meanwhile.
+    world.device.serve(served(2, 2));
+    assert!(world.device.tick(after(20)).is_ok());
+    world.device.backend().waiting = Waiting { frames: vec![vec![3]], passed: after(25) };
+    assert_eq!(world.device.release(after(40)), Some(after(55)));
+    assert!(world.device.backend().delivered.is_empty());
+    assert_eq!(world.device.release(after(55)), None);
+    assert_eq!(world.device.backend().delivered, [[1], [2], [3]]);
+    assert_eq!(world.device.backend().served, Some(Served { over: 2, merges: true, newer: 0 }), "the new route is in use");
+    // Once for each new radio.
+    world.device.serve(Served { over: 2, merges: true, newer: 2 });
+    assert!(world.device.tick(after(60)).is_ok());
+    assert_eq!(world.device.backend().served.unwrap().newer, 0);
+    // The other radio comes again, and the one in use fails: nothing waits any longer.
+    world.device.serve(Served { over: 2, merges: true, newer: 1 });
+    assert!(world.device.tick(after(70)).is_ok());
+    world.device.backend().waiting = Waiting { frames: vec![vec![4]], passed: after(70) };
+    assert!(world.device.release(after(71)).is_some());
+    world.device.serve(served(1, 0));
+    assert!(world.device.tick(after(72)).is_ok());
+    assert_eq!(world.device.backend().delivered.len(), 4);
 }

@@ -103,4 +103,13 @@ fn a_switch_that_is_cut_off_serves_no_clients_that_are_attached_elsewhere() {
     assert_eq!(cut_off(&world), [0; 0]);
     world.request(Request::MoveHost { host: walker, to: access_id(4) }).unwrap();
     assert!(!world.events.iter().any(|event| matches!(event, Event::HostDetached { .. })), "hosts of one part still reach each other");
+    pass(&mut world, &ends, 0);
+    world.run(Duration::from_secs(8));
+    assert_eq!(cut_off(&world), [3, 4]);
+    // The cables are plugged into switches of others, which may connect them.
+    for up in [false, true] {
+        ends.iter().for_each(|end| world.set_port(*end, up));
+        world.run(MS(500));
+    }
+    assert_eq!(cut_off(&world), [0; 0]);
 }

@@ -333,7 +333,11 @@ impl World {
                 continue;
             }
             match &mut host.order {
-                Some(order) => order.receive(now, host.new_radio == Some(radio), number, &mut host.delivered),
+                Some(order) if host.new_radio == Some(radio) => order.hold(now, number),
+                Some(order) => {
+                    order.passed(now);
+                    host.delivered.push(number);
+                }
                 None => host.delivered.push(number),
             }
         }
@@ -401,12 +405,7 @@ impl World {
         match notice {
             Notice::Begins { to } => {
                 let radio = radio_at(self, to);
-                let now = self.now;
-                let host = self.hosts.get_mut(&mac).unwrap();
-                host.new_radio = radio;
-                if let Some(order) = &mut host.order {
-                    order.begin(now);
-                }
+                self.hosts.get_mut(&mac).unwrap().new_radio = radio;
             }
             Notice::Ends { leave } => {
                 if let Some(radio) = radio_at(self, leave) {
@@ -477,8 +476,9 @@ impl World {
         }
         self.switches.values_mut().for_each(|switch| switch.handle_timeout(now));
         for host in self.hosts.values_mut() {
-            if let Some(order) = &mut host.order {
-                order.handle_timeout(now, &mut host.delivered);
+            if let Some(order) = host.order.as_mut().filter(|order| order.poll_timeout().is_some_and(|due| due <= now)) {
+                host.delivered.extend(order.end());
+                host.new_radio = None;
             }
         }
     }

@@ -16,12 +16,13 @@ use std::time::Duration;
 use aya::maps::{Array, HashMap, MapData};
 use aya::programs::{LinkOrder, TcAttachType};
 use braid_control::adhoc::group::{Sender, Sending};
-use braid_control::adhoc::{AdhocCounts, Port, Radios};
+use braid_control::adhoc::{AdhocCounts, Port, Radios, Waiting};
 use braid_control::steering::SteeringError;
 use braid_decide::adhoc::frame::ETHER_TYPE;
 use braid_decide::adhoc::pair::Counted;
 use braid_decide::adhoc::{MAX_NEIGHBOURS, MAX_RADIOS, Plan};
 use braid_model::{LinkIndex, Mac, Time};
+use braid_network::station::Served;
 use socket2::Socket;
 
 use super::forward::{PRIORITY, Place, attach_classifier};
@@ -42,6 +43,8 @@ const IN_PROGRAM: &str = "braid_adhoc_in";
 const ADDRESSES_READ: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Most frames that [`AdhocDevice::receive`] reads from a radio at once.
 const FRAMES_AT_ONCE: usize = 256;
+/// The same of the device's file.
+const WAITING_AT_ONCE: usize = 1024;
 /// Most segments of one packet of the system: of a device whose frames are numbered, and by default (`GSO_MAX_SEGS` of Linux).
 const SEGMENTS: (u32, u32) = (1, 65_535);
 
@@ -86,6 +89,7 @@ pub type Reserve = fn(LinkIndex) -> Result<Option<Reservation>, String>;
 pub struct AdhocPrograms {
     ebpf: aya::Ebpf,
     own: Array<MapData, abi::Adhoc>,
+    change: Array<MapData, abi::Change>,
     radios: Array<MapData, abi::Radio>,
     places: HashMap<MapData, u32, u32>,
     plans: HashMap<MapData, abi::MacKey, abi::Plan>,
@@ -115,6 +119,7 @@ impl AdhocPrograms {
         }
         Ok(Box::new(Self {
             own: map!(Array, "adhoc"),
+            change: map!(Array, "change"),
             radios: map!(Array, "radios"),
             places: map!(HashMap, "places"),
             plans: map!(HashMap, "plans"),
@@ -178,7 +183,7 @@ pub struct AdhocDevice {
     /// A bit for each radio over which frames may leave.
     working: u32,
     /// As in [`Radios::set_served`]; `None`: not called.
-    served: Option<(u32, bool)>,
+    served: Option<Served>,
     /// Whether the programs are removed with this process.
     by_link: bool,
     addresses: BTreeMap<Mac, IpAddr>,
@@ -270,8 +275,8 @@ impl AdhocDevice {
 
     /// Waits until [`receive`](Self::receive) has frames, for at most this time. Returns false if somebody has removed the device.
     pub fn wait(&self, most: Duration) -> bool {
-        // The file of the device is polled for its end only.
-        let mut on = [(self.file.as_fd(), false); 2 * MAX_RADIOS + 1];
+        // Frames come by the file of the device while they wait.
+        let mut on = [(self.file.as_fd(), self.newer() != 0); 2 * MAX_RADIOS + 1];
         for (entry, (_, _, socket)) in on[1..].iter_mut().zip(self.sockets()) {
             *entry = (socket.as_fd(), true);
         }
@@ -319,13 +324,18 @@ impl AdhocDevice {
             None => 0,
             // One that there is not, if there is none.
             Some(_) if radios == 0 => 1 << MAX_RADIOS,
-            Some((over, _)) if over & radios != 0 => over & radios,
+            Some(Served { over, .. }) if over & radios != 0 => over & radios,
             Some(_) => radios,
         };
-        let merges = u32::from(self.served.is_some_and(|(_, merges)| merges));
-        let own = abi::Adhoc { until, device: self.index.0, radios, mac: key(self.mac), served, merges };
+        let merges = u32::from(self.served.is_some_and(|served| served.merges));
+        let own = abi::Adhoc { until, device: self.index.0, radios, mac: key(self.mac), served, merges, newer: self.newer(), pad: 0 };
         self.working = radios;
         self.programs.own.set(0, own, 0).map_err(failed("set the device"))
+    }
+
+    /// The radios whose frames wait.
+    fn newer(&self) -> u32 {
+        self.served.map_or(0, |served| served.newer)
     }
 
     /// Tells the programs that this process lives; call it at least once a second.
@@ -383,7 +393,7 @@ fn make_device(ebpf: &mut aya::Ebpf, name: &str, mac: Mac) -> Result<Made, Adhoc
         return Err(AdhocError::Taken(name.to_owned()));
     }
     let no_device = |error: io::Error| AdhocError::Device { name: name.to_owned(), error };
-    let file = tun::open(name, tun::Kind::Frames).map_err(no_device)?;
+    let file = tun::open(name, tun::Kind::Segments).map_err(no_device)?;
     let index = LinkIndex(tun::index(name).map_err(no_device)?);
     netlink::set_mac(index, mac).map_err(no_device)?;
     let place = Place { device: name, side: TcAttachType::Egress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
@@ -499,7 +509,7 @@ impl Radios for AdhocDevice {
 
     fn deliver(&mut self, frame: &[u8]) {
         // The device may be off.
-        let _ = io::Write::write(&mut &self.file, frame);
+        let _ = io::Write::write(&mut &self.file, &frame::sent(frame));
     }
 
     fn address(&mut self, mac: Mac) -> Option<IpAddr> {
@@ -534,9 +544,29 @@ impl Radios for AdhocDevice {
             .map_err(|error| SteeringError { action: "set the size of the device's largest packet", reason: error.to_string() })
     }
 
-    fn set_served(&mut self, over: u32, merges: bool) -> Result<(), SteeringError> {
-        self.served = Some((over, merges));
+    fn set_served(&mut self, served: Served) -> Result<(), SteeringError> {
+        if served.newer & !self.newer() != 0 {
+            self.programs.change.set(0, abi::Change::default(), 0).map_err(failed("let frames wait"))?;
+        }
+        self.served = Some(served);
         self.set_own(self.working)
+    }
+
+    fn waiting(&mut self) -> Waiting {
+        let mut frames = Vec::new();
+        for _ in 0..WAITING_AT_ONCE {
+            match io::Read::read(&mut &self.file, &mut self.buffer) {
+                Ok(length) => frames.push(self.buffer[..length].to_vec()),
+                Err(_) => break,
+            }
+        }
+        let passed = self.programs.change.get(&0, 0).map_or(Time::ZERO, |change| Time::from_nanos(change.passed));
+        Waiting { frames, passed }
+    }
+
+    fn deliver_waiting(&mut self, frame: &[u8]) {
+        // As it was read, with its header.
+        let _ = io::Write::write(&mut &self.file, frame);
     }
 
     fn sending(&mut self, radio: usize) -> Option<Sending> {
@@ -554,7 +584,7 @@ impl Radios for AdhocDevice {
     }
 }
 
-/// What a packet socket reads and writes: a `struct virtio_net_hdr`, then the frame.
+/// What a packet socket and the device's file read and write: a `struct virtio_net_hdr`, then the frame.
 mod frame {
     use braid_model::checksum;
 
