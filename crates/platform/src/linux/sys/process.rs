@@ -242,16 +242,14 @@ pub struct Ready {
 /// (`false`).
 ///
 /// # Errors
-/// Errors of `poll`, except `EINTR`.
+/// Errors of `ppoll`, except `EINTR`.
 pub fn poll<const N: usize>(on: [(BorrowedFd<'_>, bool); N], timeout: Option<Duration>) -> io::Result<[Ready; N]> {
     let mut entries = on.map(|(fd, data)| libc::pollfd { fd: fd.as_raw_fd(), events: if data { libc::POLLIN } else { 0 }, revents: 0 });
-    let timeout = timeout.map_or(-1, |span| c_int::try_from(span.as_millis()).unwrap_or(c_int::MAX));
     loop {
-        // SAFETY: `entries` is a live array of N entries.
-        match check(unsafe { libc::poll(entries.as_mut_ptr(), N as libc::nfds_t, timeout) }) {
+        match ppoll(&mut entries, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
-            Ok(_) => {
+            Ok(()) => {
                 let ready = |entry: libc::pollfd| Ready {
                     readable: entry.revents & libc::POLLIN != 0,
                     hung_up: entry.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0,
@@ -269,14 +267,22 @@ pub fn poll<const N: usize>(on: [(BorrowedFd<'_>, bool); N], timeout: Option<Dur
 pub fn wait_for_any<const N: usize>(read: [BorrowedFd<'_>; N], write: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<[bool; N]> {
     let entry = |events| move |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     let mut entries: Vec<_> = read.iter().map(entry(libc::POLLIN)).chain(write.iter().map(entry(libc::POLLOUT))).collect();
-    let seconds = timeout.as_secs().try_into().unwrap_or(i32::MAX.into());
-    let span = libc::timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
-    // SAFETY: `entries` is a live array of that many entries, and `span` a live timespec; no signal mask is given.
-    match check(unsafe { libc::ppoll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, &raw const span, std::ptr::null()) }) {
+    match ppoll(&mut entries, Some(timeout)) {
         Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
         // Interrupted, it has written nothing.
         _ => Ok(std::array::from_fn(|place| entries[place].revents & libc::POLLIN != 0)),
     }
+}
+
+/// `ppoll`, whose time is exact: `poll` counts whole milliseconds, and with less than one it returns at once.
+fn ppoll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
+    let span = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(i32::MAX.into()),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let span = span.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `entries` is a live array of that many entries, and `span` null or a live timespec; no signal mask is given.
+    check(unsafe { libc::ppoll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, span, std::ptr::null()) }).map(drop)
 }
 
 /// Redirects the standard descriptors `numbers` (0 to 2) to `/dev/null`, so that no other process waits for this one to close them.
