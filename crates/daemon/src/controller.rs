@@ -27,7 +27,7 @@ use braid_decide::bucket::Bucket;
 use braid_http::{Api, Request, ServeError, Server, Serving, Ui, UiOptions};
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Rate, Time};
-use braid_network::mobility::{Balance, BalanceTerms, HoldFrom, Hoolock, NCast, Predict};
+use braid_network::mobility::{Balance, BalanceTerms, HoldFrom, Hoolock, NCast, Predict, Report};
 use braid_network::wire::ALPN;
 use braid_network::{Config, ConnectionId, Controller, Event};
 use braid_peer::keys::KeyPair;
@@ -429,6 +429,9 @@ impl Switches {
             });
         }
         while let Some(event) = self.controller.poll_event() {
+            if let Event::HostNew { host, .. } = &event {
+                self.is_there(*host);
+            }
             self.log.write(&event.to_string(), is_trouble(&event));
         }
         while let Some((host, notice)) = self.controller.poll_notice() {
@@ -447,8 +450,15 @@ impl Switches {
     }
 
     fn on_client(&mut self, arrival: ClientArrival) {
+        let greeted = match &arrival {
+            ClientArrival::Report { host, report: Report::Hello(_), .. } => Some(*host),
+            _ => None,
+        };
         if let Some((line, is_trouble)) = self.clients.on_arrival(&mut self.controller, arrival) {
             self.log.write(&line, is_trouble);
+        }
+        if let Some(host) = greeted {
+            self.is_there(host);
         }
     }
 }

@@ -174,6 +174,7 @@ fn stream(settings: &Settings, copies: u8, video: &[u8], seconds: u32) -> Result
         radio.enter(place, Duration::ZERO);
     }
     eventually("all radios are attached", || Ok(walk.attachments()? == 3))?;
+    eventually("the flow is in force", || Ok(copies == 1 || walk.controller.log().contains("the flow to 02:00:00:00:09:01 is in force")))?;
     walk.controller.converges(3, 3)?;
     walk.roamer.lose(&lab, LOSS)?;
     let count = video.len().div_ceil(DATAGRAM);

@@ -155,6 +155,13 @@ impl Switches {
         self.config = config;
     }
 
+    /// A host is known now, or has become a client: what waits for it is asked for at once.
+    pub(super) fn is_there(&mut self, host: Mac) {
+        if self.applied.waiting.values().any(|(spec, _)| spec.to == host) {
+            self.applied.next_try = Time::ZERO;
+        }
+    }
+
     /// Asks again for what waits, once a second.
     pub(super) fn retry(&mut self) {
         if self.applied.waiting.is_empty() || now() < self.applied.next_try {
