@@ -362,7 +362,16 @@ pub(crate) fn raise_open_files() -> io::Result<()> {
 
 /// Sends SIGTERM.
 pub(crate) fn terminate(pid: u32) -> io::Result<()> {
+    signal(pid, libc::SIGTERM)
+}
+
+/// Sends SIGINT, as Ctrl-C does.
+pub(crate) fn interrupt(pid: u32) -> io::Result<()> {
+    signal(pid, libc::SIGINT)
+}
+
+fn signal(pid: u32, signal: libc::c_int) -> io::Result<()> {
     let pid = i32::try_from(pid).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: takes numbers only.
-    check(unsafe { libc::kill(pid, libc::SIGTERM) }).map(drop)
+    check(unsafe { libc::kill(pid, signal) }).map(drop)
 }

@@ -1,8 +1,10 @@
-//! The ad-hoc device: its speed beside that of bare radios, and the paper's tables and graph on the lab's links.
+//! The ad-hoc device: the paper's tables and graph on the lab's links.
 
 pub(super) mod access;
 mod energy;
 mod flood;
+pub(super) mod routes;
+pub(super) mod speed;
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -11,8 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::gateway::TELLING;
-use super::overhead::{Servers, cpu, told};
+use super::overhead::{Servers, told};
 use super::report::Report;
 use super::stats::{Mean, Pairs, median, worst};
 use super::virtual_device::ensure_none_missed;
@@ -31,8 +32,6 @@ const DELAY: Duration = Duration::from_micros(865);
 const SEGMENT: f64 = 1448.0;
 /// Names of the radios.
 const RADIOS: [&str; 3] = ["wlan0", "wlan1", "eth0"];
-/// A second server for transfers, beside that of [`Servers`].
-const SECOND_PORT: u16 = 5203;
 
 /// How frames travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,9 +57,8 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "adhoc",
         "The ad-hoc device",
-        "Two hosts, each with `braid adhoc up`, and before or after that without (raw: the first radio's own address). Speed: radios are bare veth pairs; \
-         iperf3 for 2 s with eight flows, or one; two radios: two transfers of four flows at the same time, both over the device, or one over each bare radio; CPU seconds of the whole machine (/proc/stat) per gigabyte. Ratios are computed per round, and the ways alternate; the table shows geometric means with \
-         95 % confidence intervals. Tables of the paper of 2011 on emulated links: table 1: the median of 300 pings over a link of 1.73 ms; table 2: pings every \
+        "Two hosts, each with `braid adhoc up`, and before or after that without (raw: the first radio's own address). Ratios are computed per round, and the ways alternate; \
+         the tables show geometric means with 95 % confidence intervals. Tables of the paper of 2011 on emulated links: table 1: the median of 300 pings over a link of 1.73 ms; table 2: pings every \
          10 ms over two radios, of which the one in use loses its carrier, or delivers nothing any more; the longest time between two answers; table 3: one flow over one radio of 25 Mbit/s, \
          iperf3 for 5 s with buffers of 1 to 32 KB; table 5: one flow and eight flows over two radios of 30 Mbit/s, and one flow whose frames are spread; table 6: the same, if one of the two \
          has only 12 Mbit/s. Table 4: one flow of 20 Mbit/s over the link of table 3; the energy is computed from the time on the air and the CPU time of the whole machine. \
@@ -68,8 +66,6 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          an access point for a radio of 25 Mbit/s and one for a radio of 6 Mbit/s, uploads of 22 kB (13 a second) and 285 kB (one a second), for 600 s. \
          While power is saved, a fake battery is at 9 %.",
     );
-    speed(settings, &mut report)?;
-    settings.keep(&report)?;
     delay(settings, &mut report)?;
     handover(settings, &mut report)?;
     settings.keep(&report)?;
@@ -117,92 +113,6 @@ fn transfer_and_losses(lab: &Lab, to: &str, port: u16, seconds: u64, more: &[&st
 /// Address of the server's end of a bare radio.
 fn bare(link: usize) -> String {
     format!("10.77.{link}.1")
-}
-
-/// A second iperf3 server, until it is dropped.
-struct Second(std::process::Child);
-
-impl Second {
-    fn start(lab: &Lab) -> Result<Self> {
-        let mut command = lab.server().command("iperf3")?;
-        let child = command
-            .args(["-s", "-p", &SECOND_PORT.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        thread::sleep(Duration::from_millis(300));
-        Ok(Self(child))
-    }
-}
-
-impl Drop for Second {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn speed(settings: &Settings, report: &mut Report) -> Result<()> {
-    let (seconds, rounds) = if settings.quick { (1, 3) } else { (2, 12) };
-    let own = AdhocHost::ADDRESSES[1];
-    let window = ["-w", "64K"];
-    let mut rows = Vec::new();
-    for radios in [1, 2] {
-        let lab = RADIOS[..radios].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
-        let _servers = (Servers::start(&lab)?, Second::start(&lab)?);
-        let (mut rate, mut one, mut cost) = (Pairs::default(), Pairs::default(), Pairs::default());
-        for round in 0..rounds {
-            for with in if round % 2 == 0 { [false, true] } else { [true, false] } {
-                let _devices = with.then(|| devices(settings, &lab, "")).transpose()?;
-                let before = cpu()?;
-                let value = if radios == 1 {
-                    transfer(&lab, if with { own } else { "10.77.0.1" }, 5201, seconds, &[&window[..], &["-P", "8"]].concat())?
-                } else {
-                    // Two processes, because iperf3 runs all its flows on one processor.
-                    let (first, second) = if with { (own.to_owned(), own.to_owned()) } else { (bare(0), bare(1)) };
-                    let four = [&window[..], &["-P", "4"]].concat();
-                    thread::scope(|scope| {
-                        let other = scope.spawn(|| transfer(&lab, &second, SECOND_PORT, seconds, &four));
-                        let rate = transfer(&lab, &first, 5201, seconds, &four)?;
-                        Ok::<f64, anyhow::Error>(rate + other.join().expect("the thread does not panic")?)
-                    })?
-                };
-                let spent = cpu()?.since(&before).all;
-                rate.push(with, value);
-                cost.push(with, spent / (value / 8e3 * seconds as f64));
-                if radios == 1 {
-                    one.push(with, transfer(&lab, if with { own } else { "10.77.0.1" }, 5201, seconds, &window)?);
-                }
-            }
-        }
-        progress(&format!("speed, {radios} radios: {}", told(&rate)));
-        let mut tell = |what: &str, pairs: &Pairs, high: bool| {
-            let [ratio, low, upper] = pairs.geometric();
-            rows.push(vec![
-                what.to_owned(),
-                format!("{:.2}", Mean::of(&pairs.without).mean),
-                format!("{:.2}", Mean::of(&pairs.with).mean),
-                told(pairs),
-            ]);
-            if high {
-                let telling = upper - low <= 2.0 * TELLING;
-                let measured = format!("{ratio:.3} ({low:.3} to {upper:.3}){}", if telling { "" } else { ", too wide to tell" });
-                report.aim(format!("{what}: at least 0.95"), measured, telling && upper >= 0.95);
-            }
-        };
-        if radios == 1 {
-            tell("one bare radio, one flow, Mbit/s", &one, true);
-            tell("one bare radio, eight flows, Mbit/s", &rate, true);
-            tell("the same, CPU seconds per gigabyte", &cost, false);
-        } else {
-            tell("two radios, eight flows, Mbit/s: the sum of both", &rate, true);
-            tell("the same, CPU seconds per gigabyte", &cost, false);
-        }
-        report.measured(json!({ "radios": radios, "mbps": rate.json(), "one_flow": one.json(), "cpu": cost.json() }));
-    }
-    report.table(format!("Speed, {rounds} rounds:"), "traffic | bare radios | device | device : bare (95 % interval)", rows);
-    Ok(())
 }
 
 /// A directory with a battery at 9 %, in place of /sys.
