@@ -48,7 +48,7 @@
 #define LONGEST_RTT_NS 10000000000ULL
 
 MAP(adhoc, BPF_MAP_TYPE_ARRAY, __u32, struct braid_adhoc, 1, 0);
-MAP(change, BPF_MAP_TYPE_ARRAY, __u32, struct braid_change, 1, 0);
+MAP(arrivals, BPF_MAP_TYPE_ARRAY, __u32, struct braid_arrivals, 1, 0);
 MAP(radios, BPF_MAP_TYPE_ARRAY, __u32, struct braid_radio, BRAID_RADIOS, 0);
 /* The place of a device in `radios`. */
 MAP(places, BPF_MAP_TYPE_HASH, __u32, __u32, BRAID_RADIOS, 0);
@@ -499,7 +499,7 @@ SEC("classifier")
 int braid_adhoc_out(struct __sk_buff *skb)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u32 zero = 0, place;
+	__u32 zero = 0, device = skb->ingress_ifindex, place;
 	const struct braid_adhoc *own = bpf_map_lookup_elem(&adhoc, &zero);
 	struct braid_pair_key at = {};
 	const struct braid_plan *plan;
@@ -510,7 +510,8 @@ int braid_adhoc_out(struct __sk_buff *skb)
 	struct seen seen = { .base = ETH_HEADER, .type = skb->protocol };
 	_Bool numbers, anew;
 
-	if (skb->tc_index == BRAID_WAITS)
+	/* Another program can set the mark, but no frame from elsewhere has come in by a radio. */
+	if (skb->tc_index == BRAID_WAITS && bpf_map_lookup_elem(&places, &device))
 		return TC_NEXT;
 	if (!own || load(skb, 0, to.byte, 6))
 		return TC_DROP;
@@ -685,7 +686,7 @@ int braid_adhoc_in(struct __sk_buff *skb)
 	struct braid_pair_key key = {};
 	const struct braid_radio *radio;
 	const struct braid_mac *alias;
-	struct braid_change *coming = NULL;
+	struct braid_arrivals *arrived = NULL;
 	struct braid_pair *pair;
 	struct seen seen = { .base = ETH_HEADER, .type = skb->protocol };
 	__u8 head[ETH_HEADER], target[6];
@@ -755,11 +756,11 @@ int braid_adhoc_in(struct __sk_buff *skb)
 		return TC_DROP;
 	}
 	is_newer = own->newer & 1u << place;
-	if (own->newer && !(head[0] & 1))
-		coming = bpf_map_lookup_elem(&change, &zero);
+	if (own->newer && is_same(head, own->mac.byte))
+		arrived = bpf_map_lookup_elem(&arrivals, &zero);
 	if (((head[0] & 1) || own->merges) && is_copy(skb, place)) {
-		if (coming && is_newer)
-			coming->behind |= 1u << place;
+		if (arrived && is_newer)
+			arrived->behind |= 1u << place;
 		count(BRAID_ADHOC_DUPLICATE);
 		return TC_DROP;
 	}
@@ -767,12 +768,12 @@ int braid_adhoc_in(struct __sk_buff *skb)
 		read_flow(skb, &seen);
 		time_acknowledgement(skb, &seen, &from, now);
 	}
-	if (coming && is_newer && !(coming->behind & 1u << place)) {
+	if (arrived && is_newer && !(arrived->behind & 1u << place)) {
 		skb->tc_index = BRAID_WAITS;
 		return bpf_redirect(own->device, 0);
 	}
-	if (coming && !is_newer)
-		coming->passed = now;
+	if (arrived && !is_newer)
+		arrived->passed = now;
 	return bpf_redirect(own->device, BPF_F_INGRESS);
 }
 

@@ -35,7 +35,7 @@ struct braid_adhoc {
 };
 
 /* What arrives while a route changes. */
-struct braid_change {
+struct braid_arrivals {
 	__u64 passed; /* when a frame for this host arrived last over a radio that is not newer */
 	__u32 behind; /* a bit for each newer radio over which a copy arrived: it is behind the others, and its frames do not wait */
 	__u32 pad;

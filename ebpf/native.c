@@ -31,5 +31,5 @@ const size_t braid_native_sizes[] = {
 	offsetof(struct braid_params, slots), offsetof(struct braid_flow, remote), offsetof(struct braid_flow_row, local),
 	offsetof(struct braid_arrival, remote), sizeof(struct braid_forward_key), sizeof(struct braid_client), sizeof(struct braid_own_address),
 	sizeof(struct braid_window), sizeof(struct braid_leg), sizeof(struct braid_fast), sizeof(struct braid_rewrite),
-	sizeof(struct braid_adhoc), sizeof(struct braid_radio), sizeof(struct braid_plan), sizeof(struct braid_pair_key), sizeof(struct braid_pair),
+	sizeof(struct braid_adhoc), sizeof(struct braid_arrivals), sizeof(struct braid_radio), sizeof(struct braid_plan), sizeof(struct braid_pair_key), sizeof(struct braid_pair),
 };

@@ -102,8 +102,6 @@ pub trait Radios {
     fn set_served(&mut self, served: Served) -> Result<(), SteeringError>;
     /// Takes the frames that wait.
     fn waiting(&mut self) -> Waiting;
-    /// Lets a frame arrive by the device that has waited.
-    fn deliver_waiting(&mut self, frame: &[u8]);
     /// How this host encrypts for a radio, in a group with a key; `None`: not now.
     fn sending(&mut self, radio: usize) -> Option<Sending>;
     /// Lets arrive what this sender encrypts, from the packet with this number on, over a radio. Nothing of others with its device and radio arrives then.

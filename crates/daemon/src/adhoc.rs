@@ -1,6 +1,8 @@
 //! The thread of the ad-hoc device, in the daemon or alone (`braid adhoc up` without a daemon).
 
 use std::collections::BTreeSet;
+use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as sync;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +24,7 @@ use braid_platform::linux::bpf::adhoc::{AdhocDevice, AdhocError, AdhocPrograms, 
 use braid_platform::linux::model::SYS;
 use braid_platform::linux::netlink::Follower;
 use braid_platform::linux::sys::bpf::now;
+use braid_platform::linux::sys::process::set_nonblocking;
 use braid_store::lock;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -51,7 +54,7 @@ enum Command {
 /// A running device. It is removed when this is dropped.
 pub struct AdhocThread {
     name: String,
-    commands: sync::Sender<Command>,
+    commands: AdhocControls,
     thread: Option<JoinHandle<Box<AdhocPrograms>>>,
     low_battery: bool,
     radios: Arc<Mutex<BTreeSet<String>>>,
@@ -83,11 +86,14 @@ impl AdhocThread {
                 _ => failed(&error),
             }
         })?;
-        let (name, (commands, orders)) = (settings.name.clone(), sync::channel());
+        let (name, (sender, orders)) = (settings.name.clone(), sync::channel());
+        let (woken, wake) = io::pipe().map_err(|error| failed(&error))?;
+        set_nonblocking(woken.as_fd()).and_then(|()| set_nonblocking(wake.as_fd())).map_err(|error| failed(&error))?;
+        let commands = AdhocControls { sender, wake: Arc::new(wake) };
         let radios = Arc::new(Mutex::new(names(&settings)));
         let adhoc = Adhoc::new(device, settings, mac, instance, secret);
         let adhoc = key.into_iter().fold(adhoc, Adhoc::with_key);
-        let worker = Worker { adhoc, network, orders, trouble: None, reservation: None, radios: radios.clone() };
+        let worker = Worker { adhoc, network, orders, woken, trouble: None, reservation: None, radios: radios.clone() };
         let thread = thread::Builder::new().name("braid-adhoc".to_owned()).spawn(move || worker.run());
         let thread = thread.map_err(|error| RequestError::failed("Not made", format!("cannot start its thread: {error}")))?;
         Ok(Self { name, commands, thread: Some(thread), low_battery: false, radios })
@@ -95,7 +101,7 @@ impl AdhocThread {
 
     /// Removes the device, and gives back its programs for another one.
     pub fn end(mut self) -> Option<Box<AdhocPrograms>> {
-        let _ = self.commands.send(Command::End);
+        self.commands.send(Command::End);
         self.thread.take().and_then(|thread| thread.join().ok())
     }
 
@@ -117,17 +123,17 @@ impl AdhocThread {
     /// Answers with the state of the device.
     pub fn view(&self, reply: ReplySender<AdhocStatus>) {
         // If the thread has ended, the reply is dropped, and the client learns it.
-        let _ = self.commands.send(Command::View(reply));
+        self.commands.send(Command::View(reply));
     }
 
     /// Changes the device, and answers.
     pub fn change(&self, change: AdhocChange, reply: ReplySender<Accepted>) {
-        let _ = self.commands.send(Command::Change(change, reply));
+        self.commands.send(Command::Change(change, reply));
     }
 
     /// What a controller directs.
     pub(crate) fn controls(&self) -> AdhocControls {
-        AdhocControls(self.commands.clone())
+        self.commands.clone()
     }
 
     /// Answers a request of a process that has nothing but this device. `false`: it ends the device.
@@ -155,29 +161,39 @@ impl AdhocThread {
         let low = supply.is_some_and(|supply| saves_power(Some((supply.level * 100.0) as u8), supply.plugged));
         if low != self.low_battery {
             self.low_battery = low;
-            let _ = self.commands.send(Command::LowBattery(low));
+            self.commands.send(Command::LowBattery(low));
         }
     }
 }
 
 /// Directs the radios of a device, as long as there is one.
-pub(crate) struct AdhocControls(sync::Sender<Command>);
+#[derive(Clone)]
+pub(crate) struct AdhocControls {
+    sender: sync::Sender<Command>,
+    wake: Arc<PipeWriter>,
+}
 
 impl AdhocControls {
+    fn send(&self, command: Command) {
+        let _ = self.sender.send(command);
+        // A full pipe wakes the thread too.
+        let _ = (&*self.wake).write(&[0]);
+    }
+
     /// Lets frames leave and arrive as a controller chose ([`Adhoc::serve`]).
     pub(crate) fn serve(&self, served: Served) {
-        let _ = self.0.send(Command::Serve(served));
+        self.send(Command::Serve(served));
     }
 
     /// Sets what clients of the API see of the reservation.
     pub(crate) fn show_reservation(&self, reservation: Option<NetworkReservation>) {
-        let _ = self.0.send(Command::Reservation(reservation));
+        self.send(Command::Reservation(reservation));
     }
 }
 
 impl Drop for AdhocThread {
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::End);
+        self.commands.send(Command::End);
         self.thread.take().map(JoinHandle::join);
     }
 }
@@ -215,6 +231,8 @@ struct Worker {
     adhoc: Adhoc<AdhocDevice>,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     orders: sync::Receiver<Command>,
+    /// Has data when there are orders.
+    woken: PipeReader,
     trouble: Option<String>,
     reservation: Option<NetworkReservation>,
 }
@@ -225,7 +243,7 @@ impl Worker {
         let (mut next, mut due) = (now(), None);
         loop {
             let wake = due.map_or(next, |due: Time| due.min(next));
-            if !self.adhoc.backend().wait(wake.since(now())) {
+            if !self.adhoc.backend().wait(self.woken.as_fd(), wake.since(now())) {
                 tracing::warn!("the ad-hoc device {} was removed by somebody else", self.adhoc.settings().name);
                 return self.adhoc.into_backend().into_programs();
             }
@@ -245,6 +263,7 @@ impl Worker {
             if now() >= next {
                 next = now() + self.tick();
             }
+            while self.woken.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
             loop {
                 match self.orders.try_recv() {
                     Ok(Command::View(reply)) => {

@@ -60,8 +60,10 @@ const MAX_SWITCHES: usize = 1024;
 const MAX_SWITCHES_OF_SOURCE: usize = 512;
 /// Pieces of what switches sent that may wait. Readers then wait, in turn.
 const MAX_WAITING: usize = 256;
-/// How often so many are handled before what is due.
-const CATCH_UPS: usize = 8;
+/// Time for which what has arrived is handled before what is due.
+const CATCH_UP: Duration = Duration::from_millis(100);
+/// Tasks that run before the system is asked which sockets have data: all readers.
+const TASKS_AT_ONCE: u32 = 4096;
 /// Size of a piece that is written at most.
 const PIECE: usize = 64 << 10;
 /// Time to write what is left on a connection that is closed.
@@ -129,7 +131,11 @@ pub struct Listens {
 /// The configuration is refused, an address cannot be listened on, the API's socket cannot be served, or the system has no random numbers.
 pub fn run(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&Listens)) -> anyhow::Result<()> {
     let _ = raise_open_files();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .event_interval(TASKS_AT_ONCE)
+        .build()
+        .context("cannot start the runtime")?;
     let result = runtime.block_on(serve(options, socket, ready));
     runtime.shutdown_background();
     result
@@ -201,7 +207,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
     ready(&listens);
     notify("READY=1");
     loop {
-        let due = switches.controller.poll_timeout().map_or(Duration::from_secs(1), |due| due.since(now()));
+        let due = switches.poll_timeout().map_or(Duration::from_secs(1), |due| due.since(now()));
         tokio::select! {
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
@@ -214,23 +220,27 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
             },
             () = sleep_until(Instant::now() + due) => {}
         }
+        iter::from_fn(|| arrived.try_recv().ok()).take(MAX_WAITING).for_each(|arrival| switches.on_arrival(arrival));
         // What has arrived counts before what is due: an answer that waits is no silence. While many entries were computed, nothing was read.
-        let is_due = |switches: &Switches| switches.controller.poll_timeout().is_some_and(|due| due <= now());
-        for _ in 0..CATCH_UPS {
-            if is_due(&switches) {
-                yield_now().await;
-            }
+        let catches_up = Instant::now();
+        while switches.is_due() && catches_up.elapsed() < CATCH_UP {
+            // The system says which sockets have data; then their tasks read.
+            yield_now().await;
+            yield_now().await;
             let mut waiting = iter::from_fn(|| arrived.try_recv().ok()).take(MAX_WAITING).peekable();
             if waiting.peek().is_none() {
                 break;
             }
             waiting.for_each(|arrival| switches.on_arrival(arrival));
+            switches.pump();
         }
-        if is_due(&switches) {
+        if switches.is_due() {
             switches.controller.handle_timeout(now());
         }
-        switches.retry();
         switches.pump();
+        if switches.retry() {
+            switches.pump();
+        }
     }
     accepting.iter().for_each(JoinHandle::abort);
     serving.end(Duration::from_secs(2)).await;
@@ -330,6 +340,15 @@ struct Switches {
 }
 
 impl Switches {
+    /// When something is due.
+    fn poll_timeout(&self) -> Option<Time> {
+        self.controller.poll_timeout().into_iter().chain(self.next_retry()).min()
+    }
+
+    fn is_due(&self) -> bool {
+        self.controller.poll_timeout().is_some_and(|due| due <= now())
+    }
+
     fn on_request(&mut self, request: Request, listens: &Listens) {
         match request {
             Request::Network(reply) => drop(reply.send(Ok(view::status(&listens.switches, self.controller.snapshot(now()))))),

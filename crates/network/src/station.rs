@@ -67,8 +67,10 @@ pub struct Served {
     pub over: u32,
     /// Whether copies of frames may arrive over several radios.
     pub merges: bool,
-    /// A bit for each radio that was attached while another one was: what arrives over it first may be ahead of what is still on the way to the other one.
+    /// A bit for each radio to which the route may change: what arrives over it may be ahead of what is still on the way to the others.
     pub newer: u32,
+    /// Grows with each such change.
+    pub route: u32,
 }
 
 /// The client.
@@ -83,6 +85,7 @@ pub struct Station {
     main: Option<usize>,
     /// As in [`Served`].
     newer: u32,
+    route: u32,
     /// A bit for each radio that was told to leave, and has not yet.
     leaving: u32,
     is_connected: bool,
@@ -105,6 +108,7 @@ impl Station {
             told: BTreeSet::new(),
             main: None,
             newer: 0,
+            route: 0,
             leaving: 0,
             is_connected: false,
             asked: None,
@@ -174,7 +178,7 @@ impl Station {
         let Some(before) = self.radios.get(radio).copied().filter(|before| *before != state) else { return };
         self.radios[radio] = state;
         self.leaving &= !(1 << radio);
-        let attached = (0..self.radios.len()).filter(|radio| self.is_attached(*radio)).fold(0, |all, radio| all | 1 << radio);
+        let attached = self.attached();
         if matches!(state, RadioState::Attached(_)) {
             self.unanswered = 0;
         }
@@ -182,6 +186,7 @@ impl Station {
         let came = !matches!(before, RadioState::Attached(_));
         if attached & 1 << radio != 0 && came {
             self.newer |= 1 << radio;
+            self.route = self.route.wrapping_add(1);
         }
         // There is none to wait for.
         if self.newer == attached {
@@ -237,14 +242,21 @@ impl Station {
                     RadioState::Entering(_) => 2,
                 };
                 if let Some(radio) = (0..self.radios.len()).filter(|radio| self.enters[*radio]).min_by_key(cost) {
+                    self.leaving &= !(1 << radio);
                     self.order(Order::Enter { radio, access, channel, interrupts: self.main == Some(radio) });
                 }
             }
-            Notice::Begins { to } => self.main = self.at(to).or(self.main),
+            Notice::Begins { to } => {
+                let Some(radio) = self.at(to).filter(|radio| self.main != Some(*radio)) else { return };
+                (self.main, self.leaving) = (Some(radio), self.leaving & !(1 << radio));
+                if self.attached() != 1 << radio {
+                    (self.newer, self.route) = (1 << radio, self.route.wrapping_add(1));
+                }
+            }
             // The link in use stays, whatever the controller says.
             Notice::Ends { leave } => {
                 if let Some(radio) = self.at(leave).filter(|radio| self.main != Some(*radio)) {
-                    self.leaving |= 1 << radio;
+                    self.leaving |= u32::from(self.enters[radio]) << radio;
                     self.order(Order::Leave { radio });
                 }
             }
@@ -253,9 +265,8 @@ impl Station {
 
     /// How frames leave and arrive now.
     pub fn served(&self) -> Served {
-        let attached = (0..self.radios.len()).filter(|radio| self.is_attached(*radio)).count();
         let over = self.main.filter(|main| self.is_attached(*main)).map_or(0, |main| 1 << main);
-        Served { over, merges: attached > 1, newer: self.newer }
+        Served { over, merges: self.attached().count_ones() > 1, newer: self.newer, route: self.route }
     }
 
     /// The access point over which frames leave, if it is known.
@@ -290,6 +301,11 @@ impl Station {
     /// The next order for a radio.
     pub fn poll_order(&mut self) -> Option<Order> {
         self.orders.pop_front()
+    }
+
+    /// A bit for each radio that is attached.
+    fn attached(&self) -> u32 {
+        (0..self.radios.len()).filter(|radio| self.is_attached(*radio)).fold(0, |all, radio| all | 1 << radio)
     }
 
     fn is_attached(&self, radio: usize) -> bool {
@@ -361,6 +377,22 @@ mod tests {
         assert_eq!(newer(&mut station, 0, RadioState::Idle), 0, "both have come after it");
         assert_eq!(newer(&mut station, 0, attached_to(1)), 0b1);
         assert_eq!(newer(&mut station, 0, RadioState::Entering(access(4))), 0);
+    }
+
+    #[test]
+    fn the_radio_to_which_the_route_goes_back_is_newer() {
+        let mut station = with_radios(2);
+        station.on_radio(0, attached_to(1));
+        station.on_radio(1, attached_to(2));
+        let route = |station: &mut Station, to: u8| {
+            station.on_notice(Notice::Begins { to: access(to) });
+            (station.served().newer, station.served().route)
+        };
+        let (newer, first) = route(&mut station, 2);
+        assert_eq!(newer, 0b10);
+        assert_eq!(route(&mut station, 2), (0b10, first), "it is there");
+        assert_eq!(route(&mut station, 1), (0b1, first + 1));
+        assert_eq!(route(&mut station, 9), (0b1, first + 1), "it is not attached there");
     }
 
     #[test]

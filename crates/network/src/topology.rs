@@ -367,8 +367,8 @@ impl Topology {
     }
 
     /// Finds anew which switches are cut off. The part of the network with the most switches counts as the network; other parts are cut off if they had a link
-    /// out of them before. Others never had: other devices may connect them.
-    pub(crate) fn find_cut_off(&mut self) {
+    /// out of them before. Others never had: other devices may connect them. Returns whether that has changed.
+    pub(crate) fn find_cut_off(&mut self) -> bool {
         let mut peers_of: BTreeMap<DatapathId, Vec<DatapathId>> = BTreeMap::new();
         for link in self.links() {
             peers_of.entry(link.one.datapath).or_default().push(link.other.datapath);
@@ -395,7 +395,9 @@ impl Topology {
         };
         let left: BTreeSet<DatapathId> = part_of.iter().filter(|(datapath, _)| had_way_out(datapath)).map(|(_, part)| *part).collect();
         let is_cut_off = |part: &DatapathId| Some(*part) != largest && left.contains(part);
-        self.cut_off = part_of.iter().filter(|(_, part)| is_cut_off(part)).map(|(datapath, _)| *datapath).collect();
+        let cut_off = part_of.iter().filter(|(_, part)| is_cut_off(part)).map(|(datapath, _)| *datapath).collect();
+        let before = std::mem::replace(&mut self.cut_off, cut_off);
+        before != self.cut_off
     }
 
     /// All switches and usable links.

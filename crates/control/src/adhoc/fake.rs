@@ -33,7 +33,7 @@ pub struct FakeRadios {
     pub delivered: Vec<Vec<u8>>,
     /// The largest packet and whether frames are numbered, as set last.
     pub packets: Option<(u32, bool)>,
-    /// As set last.
+    /// What a controller chose last.
     pub served: Option<Served>,
     /// Frames that wait.
     pub waiting: Waiting,
@@ -113,9 +113,6 @@ impl Radios for FakeRadios {
     }
     fn waiting(&mut self) -> Waiting {
         Waiting { frames: std::mem::take(&mut self.waiting.frames), passed: self.waiting.passed }
-    }
-    fn deliver_waiting(&mut self, frame: &[u8]) {
-        self.delivered.push(frame.to_vec());
     }
     fn sending(&mut self, radio: usize) -> Option<Sending> {
         self.sending[radio]

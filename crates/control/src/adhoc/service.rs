@@ -1,6 +1,6 @@
-//! In a network whose controller knows where this host is, it chooses the radios over which frames leave, and this host keeps the order of those that arrive while
-//! the route changes (Yap's thesis, section 5.5.2).
+//! A network's controller chooses the radios over which frames leave. Frames that arrive while the route changes keep their order (Yap's thesis, section 5.5.2).
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use braid_model::Time;
@@ -14,10 +14,14 @@ use crate::steering::SteeringError;
 /// (200 ms on Linux).
 const WAIT: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(150));
 
+/// Frames that are delivered before the next ones are read, so that none is lost for want of room, and how often.
+const PORTION: usize = 64;
+const PORTIONS: usize = 512;
+
 /// What arrived over newer radios while a route changes.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// The frames since the last call, in a form that [`Radios::deliver_waiting`] takes.
+    /// The frames since the last call.
     pub frames: Vec<Vec<u8>>,
     /// When a frame for this host arrived last over a radio that is not newer.
     pub passed: Time,
@@ -28,15 +32,13 @@ pub struct Waiting {
 pub(super) struct Service {
     /// As in [`Radios::set_served`], and whether that is applied; `None`: the device finds its neighbours itself.
     served: Option<(Served, bool)>,
-    /// The newer radios, as the caller said last. Frames wait while they are in `served`, too.
-    newer: u32,
     /// Frames that wait.
     change: InOrder<Vec<u8>>,
 }
 
 impl Default for Service {
     fn default() -> Self {
-        Self { served: None, newer: 0, change: InOrder::new(WAIT.0, WAIT.1) }
+        Self { served: None, change: InOrder::new(WAIT.0, WAIT.1) }
     }
 }
 
@@ -55,18 +57,23 @@ impl Service {
 
 impl<R: Radios> Adhoc<R> {
     /// Lets frames leave and arrive as a controller chose ([`Radios::set_served`]). From the first call on, this device searches no neighbours. What arrives over a
-    /// newer radio waits for what is on the way to the others, once for each time that the radio becomes newer.
+    /// newer radio waits for what is on the way to the others, once for each change of the route.
     pub fn serve(&mut self, served: Served) {
-        let service = &mut self.service;
-        let waits = service.served.map_or(0, |(before, _)| before.newer);
-        let newer = served.newer & (waits | !service.newer);
-        service.newer = served.newer;
-        service.set(Served { newer, ..served });
+        let newer = match self.service.served {
+            Some((before, _)) if before.route == served.route => served.newer & before.newer,
+            _ => served.newer,
+        };
+        self.service.set(Served { newer, ..served });
     }
 
     /// Delivers the frames of a new route that have waited long enough. Returns when it must be called again.
     pub(super) fn release_route(&mut self, now: Time) -> Option<Time> {
-        let (served, _) = self.service.served.filter(|(served, _)| served.newer != 0)?;
+        let (served, _) = self.service.served?;
+        if served.newer == 0 {
+            // A frame may have been on its way when the wait ended.
+            self.deliver_route(now);
+            return None;
+        }
         self.take_waiting(now);
         let due = self.service.change.poll_timeout()?;
         if due > now {
@@ -97,10 +104,19 @@ impl<R: Radios> Adhoc<R> {
         frames.into_iter().for_each(|frame| self.service.change.hold(now, frame));
     }
 
+    /// Delivers what waits, and what comes meanwhile.
     fn deliver_route(&mut self, now: Time) {
-        self.take_waiting(now);
-        for frame in self.service.change.end() {
-            self.backend.deliver_waiting(&frame);
+        let mut frames = VecDeque::new();
+        for _ in 0..PORTIONS {
+            self.take_waiting(now);
+            frames.extend(self.service.change.end());
+            if frames.is_empty() {
+                return;
+            }
+            for frame in frames.drain(..frames.len().min(PORTION)) {
+                self.backend.deliver(&frame);
+            }
         }
+        frames.iter().for_each(|frame| self.backend.deliver(frame));
     }
 }

@@ -351,7 +351,7 @@ fn spread_frames_are_numbered_for_who_understands_it_and_arrive_in_order() {
 #[test]
 fn a_controller_chooses_the_radios_instead_of_the_neighbours() {
     let mut world = World::new(&["wlan0", "wlan1"]);
-    let served = |over, merges, newer| Served { over, merges, newer };
+    let served = |over, merges, newer| Served { over, merges, newer, route: 0 };
     world.device.serve(served(2, true, 0));
     world.pass(20);
     assert_eq!(world.device.backend().served, Some(served(2, true, 0)));
@@ -374,36 +374,39 @@ fn a_controller_chooses_the_radios_instead_of_the_neighbours() {
 #[test]
 fn frames_of_a_new_route_wait_for_those_of_the_old_one() {
     let mut world = World::new(&["wlan0", "wlan1"]);
-    let served = |over, newer| Served { over, merges: newer != 0, newer };
-    world.device.serve(served(1, 0));
+    let served = |over, newer, route| Served { over, merges: newer != 0, newer, route };
+    world.device.serve(served(1, 0, 0));
     world.pass(20);
-    world.device.serve(served(1, 2));
+    world.device.serve(served(1, 2, 1));
     world.pass(20);
-    assert_eq!(world.device.backend().served, Some(served(1, 2)));
+    assert_eq!(world.device.backend().served, Some(served(1, 2, 1)));
     let start = world.now;
     let after = |ms| start + Duration::from_millis(ms);
     assert_eq!(world.device.release(after(5)), None, "nothing waits");
     world.device.backend().waiting = Waiting { frames: vec![vec![1], vec![2]], passed: after(9) };
     assert_eq!(world.device.release(after(10)), Some(after(40)));
     // The controller's word comes meanwhile.
-    world.device.serve(served(2, 2));
+    world.device.serve(served(2, 2, 1));
     assert!(world.device.tick(after(20)).is_ok());
     world.device.backend().waiting = Waiting { frames: vec![vec![3]], passed: after(25) };
     assert_eq!(world.device.release(after(40)), Some(after(55)));
     assert!(world.device.backend().delivered.is_empty());
     assert_eq!(world.device.release(after(55)), None);
     assert_eq!(world.device.backend().delivered, [[1], [2], [3]]);
-    assert_eq!(world.device.backend().served, Some(Served { over: 2, merges: true, newer: 0 }), "the new route is in use");
-    // Once for each new radio.
-    world.device.serve(Served { over: 2, merges: true, newer: 2 });
+    assert_eq!(world.device.backend().served, Some(Served { newer: 0, ..served(2, 2, 1) }), "the new route is in use");
+    // Once for each change.
+    world.device.serve(served(2, 2, 1));
     assert!(world.device.tick(after(60)).is_ok());
     assert_eq!(world.device.backend().served.unwrap().newer, 0);
-    // The other radio comes again, and the one in use fails: nothing waits any longer.
-    world.device.serve(Served { over: 2, merges: true, newer: 1 });
+    // A frame that was on its way when the wait ended does not use up the next one.
+    world.device.backend().waiting = Waiting { frames: vec![vec![9]], passed: after(55) };
+    assert_eq!((world.device.release(after(61)), world.device.backend().delivered.len()), (None, 4));
+    // The route goes back, and then the other radio fails: nothing waits any longer.
+    world.device.serve(served(2, 1, 2));
     assert!(world.device.tick(after(70)).is_ok());
     world.device.backend().waiting = Waiting { frames: vec![vec![4]], passed: after(70) };
     assert!(world.device.release(after(71)).is_some());
-    world.device.serve(served(1, 0));
+    world.device.serve(served(1, 0, 2));
     assert!(world.device.tick(after(72)).is_ok());
-    assert_eq!(world.device.backend().delivered.len(), 4);
+    assert_eq!(world.device.backend().delivered.len(), 5);
 }

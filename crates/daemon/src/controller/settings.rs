@@ -18,6 +18,8 @@ use super::{ControllerOptions, MANAGERS, Switches};
 
 /// Time between two trials of what waits for hosts.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// Time until such a trial when a host appears: others may follow.
+const TRY_SOON: Duration = Duration::from_millis(10);
 
 /// What the controller was given.
 #[derive(Debug, Default)]
@@ -155,18 +157,24 @@ impl Switches {
         self.config = config;
     }
 
-    /// A host is known now, or has become a client: what waits for it is asked for at once.
+    /// A host is known now, or has become a client: what waits for it is asked for soon.
     pub(super) fn is_there(&mut self, host: Mac) {
         if self.applied.waiting.values().any(|(spec, _)| spec.to == host) {
-            self.applied.next_try = Time::ZERO;
+            self.applied.next_try = self.applied.next_try.min(now() + TRY_SOON);
         }
     }
 
-    /// Asks again for what waits, once a second.
-    pub(super) fn retry(&mut self) {
-        if self.applied.waiting.is_empty() || now() < self.applied.next_try {
-            return;
+    /// When what waits is asked for again.
+    pub(super) fn next_retry(&self) -> Option<Time> {
+        (!self.applied.waiting.is_empty()).then_some(self.applied.next_try)
+    }
+
+    /// Asks again for what waits, if it is time. Returns whether something came into force.
+    pub(super) fn retry(&mut self) -> bool {
+        if self.next_retry().is_none_or(|next| now() < next) {
+            return false;
         }
+        let before = self.applied.waiting.len();
         self.applied.next_try = now() + TRY_AGAIN;
         for (id, (spec, mode)) in std::mem::take(&mut self.applied.waiting) {
             match self.controller.request(now(), Request::SetFlow { id, spec, mode }) {
@@ -176,6 +184,7 @@ impl Switches {
                 }
             }
         }
+        self.applied.waiting.len() < before
     }
 
     /// Reads the file again. All of it comes into force, or nothing.

@@ -440,10 +440,10 @@ impl Controller {
 
     /// What changed in the topology, for hosts and paths.
     pub(super) fn topology_changed(&mut self, now: Time, changes: Vec<Change>) {
-        let has_lost = changes.iter().any(|change| matches!(change, Change::LinkLost(_)));
-        // A link that is found changes nothing while no switch is cut off.
+        let has_lost = changes.iter().any(|change| matches!(change, Change::LinkLost(_) | Change::PortDown(_)));
+        // What is found changes nothing while no switch is cut off.
         if has_lost || !changes.is_empty() && self.topology.has_cut_off() {
-            self.topology.find_cut_off();
+            self.dirty.all |= self.topology.find_cut_off();
         }
         for change in changes {
             match change {

@@ -112,4 +112,7 @@ fn a_switch_that_is_cut_off_serves_no_clients_that_are_attached_elsewhere() {
         world.run(MS(500));
     }
     assert_eq!(cut_off(&world), [0; 0]);
+    ends.iter().for_each(|end| world.set_port(*end, false));
+    world.run(MS(500));
+    assert_eq!(cut_off(&world), [3, 4], "they are unplugged again");
 }

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::iter;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData};
@@ -89,7 +89,7 @@ pub type Reserve = fn(LinkIndex) -> Result<Option<Reservation>, String>;
 pub struct AdhocPrograms {
     ebpf: aya::Ebpf,
     own: Array<MapData, abi::Adhoc>,
-    change: Array<MapData, abi::Change>,
+    arrivals: Array<MapData, abi::Arrivals>,
     radios: Array<MapData, abi::Radio>,
     places: HashMap<MapData, u32, u32>,
     plans: HashMap<MapData, abi::MacKey, abi::Plan>,
@@ -119,7 +119,7 @@ impl AdhocPrograms {
         }
         Ok(Box::new(Self {
             own: map!(Array, "adhoc"),
-            change: map!(Array, "change"),
+            arrivals: map!(Array, "arrivals"),
             radios: map!(Array, "radios"),
             places: map!(HashMap, "places"),
             plans: map!(HashMap, "plans"),
@@ -273,11 +273,13 @@ impl AdhocDevice {
         self.programs
     }
 
-    /// Waits until [`receive`](Self::receive) has frames, for at most this time. Returns false if somebody has removed the device.
-    pub fn wait(&self, most: Duration) -> bool {
-        // Frames come by the file of the device while they wait.
-        let mut on = [(self.file.as_fd(), self.newer() != 0); 2 * MAX_RADIOS + 1];
-        for (entry, (_, _, socket)) in on[1..].iter_mut().zip(self.sockets()) {
+    /// Waits until [`receive`](Self::receive) or [`waiting`](Radios::waiting) has frames, or `orders` data, for at most this time. Returns false if somebody has removed
+    /// the device.
+    pub fn wait(&self, orders: BorrowedFd<'_>, most: Duration) -> bool {
+        // Without a controller, the file of the device is polled for its end only.
+        let mut on = [(self.file.as_fd(), self.served.is_some()); 2 * MAX_RADIOS + 2];
+        on[1] = (orders, true);
+        for (entry, (_, _, socket)) in on[2..].iter_mut().zip(self.sockets()) {
             *entry = (socket.as_fd(), true);
         }
         match poll(on, Some(most)) {
@@ -393,7 +395,7 @@ fn make_device(ebpf: &mut aya::Ebpf, name: &str, mac: Mac) -> Result<Made, Adhoc
         return Err(AdhocError::Taken(name.to_owned()));
     }
     let no_device = |error: io::Error| AdhocError::Device { name: name.to_owned(), error };
-    let file = tun::open(name, tun::Kind::Segments).map_err(no_device)?;
+    let file = tun::open(name, tun::Kind::Frames).map_err(no_device)?;
     let index = LinkIndex(tun::index(name).map_err(no_device)?);
     netlink::set_mac(index, mac).map_err(no_device)?;
     let place = Place { device: name, side: TcAttachType::Egress, order: LinkOrder::default(), priority: PRIORITY, stays: false };
@@ -509,7 +511,7 @@ impl Radios for AdhocDevice {
 
     fn deliver(&mut self, frame: &[u8]) {
         // The device may be off.
-        let _ = io::Write::write(&mut &self.file, &frame::sent(frame));
+        let _ = io::Write::write(&mut &self.file, frame);
     }
 
     fn address(&mut self, mac: Mac) -> Option<IpAddr> {
@@ -545,8 +547,8 @@ impl Radios for AdhocDevice {
     }
 
     fn set_served(&mut self, served: Served) -> Result<(), SteeringError> {
-        if served.newer & !self.newer() != 0 {
-            self.programs.change.set(0, abi::Change::default(), 0).map_err(failed("let frames wait"))?;
+        if self.served.is_none_or(|before| before.route != served.route) {
+            self.programs.arrivals.set(0, abi::Arrivals::default(), 0).map_err(failed("let frames wait"))?;
         }
         self.served = Some(served);
         self.set_own(self.working)
@@ -560,13 +562,8 @@ impl Radios for AdhocDevice {
                 Err(_) => break,
             }
         }
-        let passed = self.programs.change.get(&0, 0).map_or(Time::ZERO, |change| Time::from_nanos(change.passed));
+        let passed = self.programs.arrivals.get(&0, 0).map_or(Time::ZERO, |arrivals| Time::from_nanos(arrivals.passed));
         Waiting { frames, passed }
-    }
-
-    fn deliver_waiting(&mut self, frame: &[u8]) {
-        // As it was read, with its header.
-        let _ = io::Write::write(&mut &self.file, frame);
     }
 
     fn sending(&mut self, radio: usize) -> Option<Sending> {
@@ -584,7 +581,7 @@ impl Radios for AdhocDevice {
     }
 }
 
-/// What a packet socket and the device's file read and write: a `struct virtio_net_hdr`, then the frame.
+/// What a packet socket reads and writes: a `struct virtio_net_hdr`, then the frame.
 mod frame {
     use braid_model::checksum;
 

@@ -152,8 +152,8 @@ abi! {
     MacKey { byte: [u8; 6], pad: [u8; 2], }
     /// `struct braid_adhoc`.
     Adhoc { until: u64, device: u32, radios: u32, mac: MacKey, served: u32, merges: u32, newer: u32, pad: u32, }
-    /// `struct braid_change`.
-    Change { passed: u64, behind: u32, pad: u32, }
+    /// `struct braid_arrivals`.
+    Arrivals { passed: u64, behind: u32, pad: u32, }
     /// `struct braid_radio`.
     Radio { device: u32, flags: u32, mac: MacKey, }
     /// `struct braid_plan`.
@@ -304,6 +304,7 @@ mod tests {
             size_of::<Fast>(),
             size_of::<Rewrite>(),
             size_of::<Adhoc>(),
+            size_of::<Arrivals>(),
             size_of::<Radio>(),
             size_of::<Plan>(),
             size_of::<PairKey>(),

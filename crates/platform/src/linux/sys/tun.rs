@@ -18,8 +18,6 @@ pub enum Kind {
     Packets,
     /// Ethernet frames.
     Frames,
-    /// Ethernet frames behind a `struct virtio_net_hdr` of 10 bytes, as packet sockets read them too: several segments may be in one frame, without checksums.
-    Segments,
 }
 
 /// Makes a TUN device of this name in this thread's network namespace and returns its file, which does not block. The device exists until the file is
@@ -38,11 +36,7 @@ pub fn open(name: &str, kind: Kind) -> io::Result<File> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    let kind = match kind {
-        Kind::Packets => libc::IFF_TUN,
-        Kind::Frames => libc::IFF_TAP,
-        Kind::Segments => libc::IFF_TAP | libc::IFF_VNET_HDR,
-    };
+    let kind = if kind == Kind::Packets { libc::IFF_TUN } else { libc::IFF_TAP };
     request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI) as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes one ifreq, which is ours; the name in it ends with a zero byte.
     match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } {
