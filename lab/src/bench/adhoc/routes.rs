@@ -48,11 +48,10 @@ pub(in super::super) fn run(settings: &Settings) -> Result<Report> {
             report.row("Time without answers:", "case | median | longest", cells);
         }
         let [radios, device] = [0, 1].map(|over_device: usize| &gaps[over_device][black_hole]);
-        let best = radios.iter().copied().fold(f64::INFINITY, f64::min);
         report.aim(
-            format!("{what}: the device's longest gap is shorter than babeld's shortest without it"),
-            format!("{:.2} s, {best:.2} s", worst(device)),
-            worst(device) < best,
+            format!("{what}: the median gap over the device is shorter"),
+            format!("{:.2} s, {:.2} s", median(device), median(radios)),
+            median(device) < median(radios),
         );
     }
     report.measured(json!({ "over_radios_s": gaps[0], "over_device_s": gaps[1], "kinds": ["carrier", "black hole"] }));
