@@ -150,8 +150,10 @@ impl Paper {
             ),
             Self::Thesis => Some(
                 "On real traffic: [Running direct flows change their link](benchmarks.md#running-direct-flows-change-their-link) has figure 2.6, \
-                 [Late binding](benchmarks.md#late-binding) figures 2.14 to 2.19, and \
-                 [Weights and preferences](benchmarks.md#weights-and-preferences-the-thesiss-figure-45-on-real-links) figure 4.5.",
+                 [Late binding](benchmarks.md#late-binding) figures 2.14 to 2.19, \
+                 [Weights and preferences](benchmarks.md#weights-and-preferences-the-thesiss-figure-45-on-real-links) figure 4.5, and \
+                 [Handovers between access points](benchmarks.md#handovers-between-access-points) tables 5.1 and 5.2 and figures 5.7 and 5.8; \
+                 [A video in several copies](benchmarks.md#a-video-in-several-copies) figure 5.6.",
             ),
         }
     }
