@@ -8,6 +8,7 @@ mod gateway;
 pub(crate) mod get;
 mod net;
 mod net_join;
+pub(crate) mod net_slice;
 mod past;
 mod relay;
 mod rules;

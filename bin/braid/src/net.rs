@@ -14,7 +14,7 @@ use braid_model::Rate;
 use crate::cli::{Net, NetAction};
 use crate::client::{self, ClientError};
 use crate::table::{Cell, Page, Tone, cell, numbers, percent, rate, toned, words};
-use crate::{net_join, print, print_accepted, start, ui};
+use crate::{net_join, net_slice, print, print_accepted, start, ui};
 
 /// Runs the command.
 pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
@@ -31,6 +31,8 @@ pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
             };
             controller::run(&wanted, &options.at.socket, ready)?;
         }
+        NetAction::Slicer(options) => net_slice::serve(options, verbose)?,
+        NetAction::Slice(action) => net_slice::run(action)?,
         NetAction::Join(join) => net_join::join(*join, verbose)?,
         NetAction::Key(identity) => net_join::key(&identity)?,
         NetAction::Demo { out } => demo(&out)?,

@@ -90,7 +90,7 @@ const KINDS: [(&str, AccessKind); 3] = [("wired", AccessKind::Wired), ("wifi", A
 /// Numbers of IP protocols.
 const PROTOCOLS: [(&str, u8); 3] = [("icmp", 1), ("tcp", 6), ("udp", 17)];
 /// The largest number of a port. Source: OpenFlow 1.3.5 section 7.2.1 (`OFPP_MAX`).
-const MAX_PORT: u64 = 0xffff_ff00;
+pub(super) const MAX_PORT: u64 = 0xffff_ff00;
 /// The least rate that meters express.
 const LEAST_LIMIT: Rate = Rate::from_bps(1000);
 /// What clients may reserve of an access point that does not say it, and the most that one may say.
@@ -101,10 +101,10 @@ const MAX_COPIES: u64 = 8;
 /// Weights of links: the usual one, which each end has, and the largest one, with which sums of a path stay below 2^32.
 const WEIGHTS: std::ops::RangeInclusive<u64> = 10..=100_000;
 /// Longest name of a slice in bytes.
-const NAME_LIMIT: usize = 64;
+pub(super) const NAME_LIMIT: usize = 64;
 
 /// Lines in which something was named.
-type Lines<K> = BTreeMap<K, usize>;
+pub(super) type Lines<K> = BTreeMap<K, usize>;
 
 /// Reads a file.
 pub fn load(path: &Path) -> Result<ControllerConfig, ConfigErrors> {
@@ -145,13 +145,13 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
 }
 
 /// The entries of a list of tables.
-fn entries<T>(document: &mut Section<'_>, key: &'static str, what: &'static str, mut read: impl FnMut(Section<'_>) -> Option<T>) -> Vec<T> {
+pub(super) fn entries<T>(document: &mut Section<'_>, key: &'static str, what: &'static str, mut read: impl FnMut(Section<'_>) -> Option<T>) -> Vec<T> {
     let values = document.take(key).and_then(|value| value.list()).unwrap_or_default();
     values.iter().filter_map(|value| read(value.section(what)?)).collect()
 }
 
 /// Refuses what an earlier line names.
-fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<usize>, what: &str) -> Option<()> {
+pub(super) fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<usize>, what: &str) -> Option<()> {
     match lines.entry(key) {
         Entry::Vacant(entry) => {
             entry.insert(reader.line(span));
@@ -164,7 +164,7 @@ fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<
     }
 }
 
-fn addresses(value: &Value<'_>, example: &str) -> Vec<SocketAddr> {
+pub(super) fn addresses(value: &Value<'_>, example: &str) -> Vec<SocketAddr> {
     let (mut lines, wanted) = (Lines::new(), format!("an address with a port such as {example}"));
     let address = |value: &Value<'_>| {
         let address: SocketAddr = value.parsed(&wanted)?;
@@ -177,7 +177,7 @@ fn manager(value: &Value<'_>) -> Option<String> {
     value.one_of(&NAMES.map(|name| (name, name))).map(str::to_owned)
 }
 
-fn tls(mut section: Section<'_>) -> Option<TlsFiles> {
+pub(super) fn tls(mut section: Section<'_>) -> Option<TlsFiles> {
     let mut path = |key, remedy| section.need(key, remedy).and_then(|value| value.whole_path("\"/etc/braid/net-key.pem\""));
     let certificate = path("certificate", "write certificate = \"/etc/braid/net-cert.pem\": the controller's certificate");
     let key = path("key", "write key = \"/etc/braid/net-key.pem\": the private key of the certificate");
@@ -341,7 +341,7 @@ fn protocol(value: &Value<'_>) -> Option<u8> {
 }
 
 /// The address of one station.
-fn station(value: &Value<'_>) -> Option<Mac> {
+pub(super) fn station(value: &Value<'_>) -> Option<Mac> {
     let address = mac(value)?;
     if address.0[0] & 1 == 0 {
         return Some(address);
@@ -349,7 +349,7 @@ fn station(value: &Value<'_>) -> Option<Mac> {
     value.refuse(format!("{address} is the address of several stations"), "write the address of one network device".into())
 }
 
-fn datapath(value: &Value<'_>) -> Option<u64> {
+pub(super) fn datapath(value: &Value<'_>) -> Option<u64> {
     let text = value.text()?;
     // The conversion alone would accept a sign.
     let number = text.bytes().all(|digit| digit.is_ascii_hexdigit()).then(|| u64::from_str_radix(text, 16).ok()).flatten();
@@ -364,7 +364,7 @@ fn public_key(value: &Value<'_>) -> Option<PublicKey> {
     }
 }
 
-fn rate(value: &Value<'_>) -> Option<Rate> {
+pub(super) fn rate(value: &Value<'_>) -> Option<Rate> {
     let rate: Rate = value.quantity("a rate such as \"20 Mbit/s\"")?;
     if rate == Rate::ZERO { value.refuse(format!("{} is zero", value.key), "write a rate above 0".into()) } else { Some(rate) }
 }

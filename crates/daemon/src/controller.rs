@@ -4,9 +4,9 @@
 //! does not read makes its own connection's queue grow, which the controller limits.
 
 mod clients;
-mod connections;
+pub(crate) mod connections;
 mod settings;
-mod tls;
+pub(crate) mod tls;
 mod view;
 
 pub use braid_network::mobility::NAMES as MANAGERS;
@@ -59,15 +59,15 @@ const COPIES: usize = 2;
 const MAX_SWITCHES: usize = 1024;
 const MAX_SWITCHES_OF_SOURCE: usize = 512;
 /// Pieces of what switches sent that may wait. Readers then wait, in turn.
-const MAX_WAITING: usize = 256;
+pub(crate) const MAX_WAITING: usize = 256;
 /// Time for which what has arrived is handled before what is due.
 const CATCH_UP: Duration = Duration::from_millis(100);
 /// Tasks that run before the system is asked which sockets have data: all readers.
 const TASKS_AT_ONCE: u32 = 4096;
 /// Size of a piece that is written at most.
-const PIECE: usize = 64 << 10;
+pub(crate) const PIECE: usize = 64 << 10;
 /// Time to write what is left on a connection that is closed.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Interval at which clients are told the loads of access points.
 const LOADS: Duration = Duration::from_secs(2);
 /// File name of the controller's key in its state directory.
@@ -75,7 +75,7 @@ const CONTROLLER_KEY: &str = "controller.key";
 /// Directory of the page's tokens and certificate in the state directory, which may be the daemon's, too.
 const PAGE: &str = "controller-ui";
 /// Delay before the next connection is accepted if the system cannot accept one.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// Bytes of the log: about 40 lines a second, and 2,000 at once.
 const LOG_RATE: Rate = Rate::from_bps(32_000);
@@ -197,7 +197,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
         connections: BTreeMap::new(),
         places: Quota::new(MAX_SWITCHES, MAX_SWITCHES_OF_SOURCE),
         last: 0,
-        log: Log { bytes: Bucket::new(LOG_RATE, LOG_BURST, now()), omitted: 0 },
+        log: Log::new(),
         arrivals,
         clients: Clients::default(),
         keys,
@@ -298,13 +298,17 @@ struct Connected {
 }
 
 /// The log, whose lines switches cause, and whoever poses as one: it takes so many bytes.
-struct Log {
+pub(crate) struct Log {
     bytes: Bucket,
     omitted: u64,
 }
 
 impl Log {
-    fn write(&mut self, line: &str, is_trouble: bool) {
+    pub(crate) fn new() -> Self {
+        Self { bytes: Bucket::new(LOG_RATE, LOG_BURST, now()), omitted: 0 }
+    }
+
+    pub(crate) fn write(&mut self, line: &str, is_trouble: bool) {
         if !self.bytes.take(ByteCount::new(line.len() as u64), now()) {
             self.omitted += 1;
             return;

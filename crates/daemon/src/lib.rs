@@ -54,6 +54,7 @@ pub mod peers;
 mod pem;
 mod polls;
 mod privilege;
+pub mod slicer;
 mod state_store;
 mod system;
 pub mod watchdog;

@@ -158,13 +158,18 @@ impl Bounds<'_> {
                 other => other.clone(),
             });
         }
+        let writes = all.iter().any(|one| matches!(one, Instruction::WriteActions(_)));
+        let clears = all.contains(&Instruction::ClearActions);
+        let goes = all.iter().any(|one| matches!(one, Instruction::GotoTable(_)));
+        // What an earlier table wrote is executed at the end, on the packet as it is then.
+        let is_executed = writes || goes || (table.0 > 0 && !clears);
+        if is_executed && !packets.changed.is_empty() && !self.allows_inside(&packets) {
+            return Err(outside("its actions make packets that are outside its space, which other tables or action sets could send: clear the actions"));
+        }
         for instruction in all {
             if let Instruction::GotoTable(next) = instruction {
                 if next.0 <= table.0 || next.0 >= self.tables {
                     return Err(Refusal::new(ErrorCode::BadInstructionBadTableId, format!("there is no later table {}", next.0)));
-                }
-                if !self.allows_inside(&packets) {
-                    return Err(outside("its actions make packets that are outside its space go to another table"));
                 }
                 checked.push(Instruction::GotoTable(*next));
             }
@@ -370,6 +375,11 @@ impl Bounds<'_> {
             }
         }
         Ok(checked)
+    }
+
+    /// Whether the switch has a port.
+    pub(crate) fn has_port(&self, port: PortNo) -> bool {
+        port >= PortNo::MAX || self.ports.contains(&port)
     }
 
     /// Whether a port is one of the slice's.

@@ -35,6 +35,7 @@ mod priorities;
 mod slicer;
 pub mod space;
 mod table;
+mod words;
 
 pub use packet::header_of;
 pub use plan::{Limits, MAX_SLICES, MAX_USERS, PRODUCTION, Part, PlanError, SliceNo, SliceSpec, Stage, User, Wanted};
@@ -42,3 +43,4 @@ pub use slicer::{
     ConnectionId, Counters, Dial, LinkId, Settings, SliceState, Slicer, Snapshot, SwitchPhase, SwitchState, Trouble, UplinkState,
 };
 pub use space::{Level, Permission, Ports, Region};
+pub use words::{WordsError, headers};

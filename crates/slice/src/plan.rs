@@ -157,6 +157,16 @@ pub struct Wanted {
     pub users: BTreeMap<User, String>,
 }
 
+impl Wanted {
+    /// Checks whether the slices can be as they are described.
+    ///
+    /// # Errors
+    /// They cannot.
+    pub fn check(&self) -> Result<(), PlanError> {
+        Plan::of(self, &BTreeMap::new(), &mut BTreeMap::new()).map(drop)
+    }
+}
+
 /// Why slices cannot be as they are described.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {

@@ -144,11 +144,6 @@ impl Entry {
         self.flow.instructions.contains(&Instruction::Meter(meter))
     }
 
-    /// Whether it sends packets to all ports of the slice, so that a new port changes it.
-    pub(crate) fn floods(&self) -> bool {
-        actions(&self.flow.instructions).any(|action| matches!(action, Action::Output { port: PortNo::FLOOD | PortNo::ALL, .. }))
-    }
-
     /// Whether a request of a controller is about it. Source: OpenFlow 1.3.5 section 6.4.
     pub(crate) fn is_asked_for(&self, query: &FlowQuery) -> bool {
         let flow = &self.flow;
@@ -484,15 +479,19 @@ fn expand(bounds: &Bounds<'_>, flow: &FlowMod, meter: Option<MeterId>) -> Result
         return Err(Refusal::new(ErrorCode::BadMatchBadField, "the slicer cannot tell which packets fields of other classes match"));
     };
     let mut wanted: Vec<Wanted> = Vec::new();
+    // Whether ports may come at which it matches.
+    let mut waits = false;
     let mut seen: Vec<(Level, Option<PortNo>, Header)> = Vec::new();
     for own in bounds.space.iter().filter(|owned| owned.slice == bounds.slice && owned.region.permission.write) {
         let region = &own.region;
         let Some(both) = header.intersect(&region.header) else { continue };
+        waits |= flow.matching.in_port().is_none();
         let ports: Vec<Option<PortNo>> = match (flow.matching.in_port(), &region.ports) {
             (Some(port), ports) if ports.contains(port) => vec![Some(port)],
             (Some(_), _) => Vec::new(),
             (None, Ports::All) => vec![None],
-            (None, Ports::Only(ports)) => ports.iter().map(|port| Some(PortNo(*port))).collect(),
+            // Where there is no port, nothing comes in. The entry is renewed when there is one.
+            (None, Ports::Only(ports)) => ports.iter().map(|port| PortNo(*port)).filter(|port| bounds.has_port(*port)).map(Some).collect(),
         };
         for port in ports {
             let covers = |(level, other, header): &(Level, Option<PortNo>, Header)| {
@@ -521,7 +520,7 @@ fn expand(bounds: &Bounds<'_>, flow: &FlowMod, meter: Option<MeterId>) -> Result
         }
     }
     // Frames of LLDP come to their slice by the slicer's own entry, whatever its space is.
-    if wanted.is_empty() && !is_discovery(flow) {
+    if wanted.is_empty() && !is_discovery(flow) && !waits {
         return Err(Refusal::new(ErrorCode::FlowModFailedEperm, "what it matches is outside the slice's space: match packets and ports of the slice"));
     }
     Ok(wanted)

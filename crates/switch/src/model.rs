@@ -238,6 +238,9 @@ impl SwitchModel {
             Message::FlowMod(flow) => self.flow_mod(flow),
             Message::GroupMod(group) => match (group.command, self.has_groups) {
                 (_, false) => Some(ErrorCode::GroupModFailedOutOfGroups),
+                _ if group.buckets.iter().flat_map(|bucket| &bucket.actions).any(|action| matches!(action, Action::Group(_))) => {
+                    Some(ErrorCode::GroupModFailedChainingUnsupported)
+                }
                 (ModCommand::Add, _) if self.groups.contains_key(&group.group) => Some(ErrorCode::GroupModFailedGroupExists),
                 (ModCommand::Modify, _) if !self.groups.contains_key(&group.group) => Some(ErrorCode::GroupModFailedUnknownGroup),
                 (ModCommand::Delete, _) => {
@@ -488,7 +491,7 @@ impl SwitchModel {
             match action {
                 Action::Output { port, .. } | Action::Enqueue { port, .. } => out.extend(self.output(*port, from, frame, cookie, table, came)),
                 Action::Group(group) => {
-                    for bucket in self.groups[group].clone() {
+                    for bucket in self.groups.get(group).cloned().unwrap_or_default() {
                         let mut copy = frame.clone();
                         let miss = from.is_some_and(|(_, miss)| miss);
                         out.extend(self.action_set(&bucket.actions, (came, miss), &mut copy, cookie, table));
@@ -577,6 +580,7 @@ fn is_within(one: &[Oxm], other: &[Oxm]) -> bool {
 #[cfg(test)]
 mod tests {
     use braid_openflow::multipart::{FlowQuery, MultipartRequest};
+    use braid_openflow::oxm::Field;
 
     use super::*;
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use braid_daemon::controller::MANAGERS;
 use clap::{Args, Subcommand};
 
+use super::net_slice::{SliceAction, Slicer};
 use super::{Identity, NetJoin, PageOptions};
 
 /// The network's side: one OpenFlow controller over Wi-Fi, cellular and wire, for devices that use many networks at once.
@@ -23,6 +24,13 @@ pub(crate) enum NetAction {
     /// It finds switches, links and hosts, and routes; flows go on while it is away. It needs no privileges. Without TLS, which a configuration file turns on,
     /// connections are neither authenticated nor encrypted: listen on addresses that only switches reach.
     Controller(Controller),
+    /// Run a slicer in the foreground: several controllers share one network of switches, and each sees and changes only its own part of it.
+    ///
+    /// Switches of OpenFlow 1.0 and 1.3 connect to it; it dials the controllers of each slice. Entries stay while it is away. It needs no privileges.
+    Slicer(Slicer),
+    /// Show, make, change and remove the slices of a slicer, and choose who is in which.
+    #[command(subcommand)]
+    Slice(SliceAction),
     /// Join a network with a controller as a client: one Ethernet device over several radios, which the controller directs.
     ///
     /// The device has the address of the radios, and goes with this process. While there is no controller, it uses a radio that has a link. Needs root.

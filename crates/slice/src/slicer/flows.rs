@@ -300,7 +300,10 @@ impl Slicer {
             let region = &owned.region;
             let ports: Vec<Option<Oxm>> = match &region.ports {
                 Ports::All => vec![None],
-                Ports::Only(ports) => ports.iter().map(|port| Some(Oxm::in_port(PortNo(*port)))).collect(),
+                Ports::Only(ports) => {
+                    let has = |port: &PortNo| *port >= PortNo::MAX || switch.port_list.contains(port);
+                    ports.iter().map(|port| PortNo(*port)).filter(has).map(|port| Some(Oxm::in_port(port))).collect()
+                }
             };
             for (table, port) in tables.iter().flat_map(|table| ports.iter().map(move |port| (*table, port))) {
                 let fields = port.clone().into_iter().chain(region.header.oxms());

@@ -182,8 +182,9 @@ impl Slicer {
         switch.list_ports();
         let is_live = switch.phase == SwitchPhase::Live;
         if before != switch.port_list && is_live {
-            let flooding: Vec<u64> = switch.table.entries.iter().filter(|(_, entry)| entry.floods()).map(|(number, _)| *number).collect();
-            self.renew_entries(now, datapath, flooding);
+            let numbers: Vec<u64> = switch.table.entries.keys().copied().collect();
+            self.set_system(now, datapath, true);
+            self.renew_entries(now, datapath, numbers);
             self.renew_groups(now, datapath);
         }
         let Some(switch) = self.switches.get(&datapath) else { return };
@@ -282,7 +283,9 @@ impl Slicer {
         let mut wanted = std::collections::BTreeSet::new();
         for (datapath, switch) in self.switches.iter().filter(|(_, switch)| switch.phase == SwitchPhase::Live) {
             for (number, planned) in &self.plan.slices {
-                if !switch.space.iter().any(|owned| owned.slice == *number) {
+                // Users and hosts may come at any time.
+                let waits = planned.spec.opt_in || planned.spec.stage.is_some();
+                if !waits && !switch.space.iter().any(|owned| owned.slice == *number) {
                     continue;
                 }
                 let link = |address: &String| super::LinkId { slice: planned.name.clone(), switch: *datapath, address: address.clone() };
