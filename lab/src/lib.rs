@@ -40,6 +40,7 @@ mod moves;
 mod namespace;
 pub mod net_demo;
 pub mod network;
+pub mod slicer;
 pub mod relay;
 mod responder;
 mod site;

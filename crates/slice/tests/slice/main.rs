@@ -3,5 +3,6 @@
 mod basics;
 mod cascade;
 mod changes;
+mod corpus;
 mod isolation;
 mod support;

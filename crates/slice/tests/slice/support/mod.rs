@@ -1,5 +1,7 @@
 //! A world: model switches, a slicer, and the controllers that it dials.
 
+pub mod entry;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
