@@ -237,7 +237,7 @@ fn show(page: &mut Page<'_>, status: &SlicerStatus) -> io::Result<()> {
         let slice = trouble.slice.as_ref().map(|slice| format!("slice {slice}: ")).unwrap_or_default();
         let message = trouble.message.as_ref().map(|message| format!("{message} refused: ")).unwrap_or_default();
         let switch = trouble.datapath.as_ref().map(|datapath| format!("switch {}: ", short(datapath))).unwrap_or_default();
-        page.toned(Tone::Doubtful, format!("{} s ago: {slice}{switch}{message}{}", trouble.age_ms / 1000, trouble.text))?;
+        page.toned(Tone::Doubtful, &format!("{} s ago: {slice}{switch}{message}{}", trouble.age_ms / 1000, trouble.text))?;
     }
     Ok(())
 }

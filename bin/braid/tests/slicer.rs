@@ -95,7 +95,7 @@ fn slices_are_made_changed_and_removed_and_stay_when_the_slicer_is_killed() {
     slicer.done(&["stage", "next", "--of", "vlan", "--controller", "127.0.0.1:3", "--percent", "10"]);
     drop(slicer);
     let slicer = Slicer::start(folder.path());
-    assert_eq!(slicer.names(), ["production", "base", "next", "vlan"]);
+    assert_eq!(slicer.names(), ["production", "base", "vlan", "next"]);
     assert!(slicer.refused(&["rollback", "vlan"]).contains("no new version"));
     slicer.done(&["rollback", "next"]);
     slicer.done(&["remove", "vlan"]);

@@ -7,7 +7,7 @@ use std::path::Path;
 use braid_control::config::Finding;
 use braid_model::Rate;
 use braid_openflow::ids::DatapathId;
-use braid_slice::{Limits, PRODUCTION, Part, Permission, Ports, SliceSpec, Stage, Wanted, headers};
+use braid_slice::{Limits, Part, Permission, Ports, SliceSpec, Stage, Wanted, headers};
 
 use super::controller::{Lines, MAX_PORT, NAME_LIMIT, TlsFiles, addresses, datapath, entries, only, rate, station, tls};
 use super::reader::{Section, Value};
@@ -91,9 +91,6 @@ fn slice(mut section: Section<'_>, names: &mut Lines<String>) -> Option<(String,
     section.finish();
     let name = name?;
     let space: Vec<Part> = space.into_iter().flatten().collect();
-    if name == PRODUCTION && !space.is_empty() {
-        return None;
-    }
     Some((name, SliceSpec { controllers, priority, space, within, opt_in, stage, rate, queues, limits }))
 }
 
@@ -170,14 +167,15 @@ mod tests {
         for (text, expected) in [
             ("[[slice]]\nname = \"a\"\ncontrollers = [\"x\"]\n", "has no host and port"),
             ("[[slice]]\nname = \"a\"\npriority = 4\n", "priority"),
-            (&format!("[[slice]]\nname = \"a\"\n{space}match = \"colour=red\"\n"), "there is no condition \"colour=red\""),
+            (&format!("[[slice]]\nname = \"a\"\n{space}match = \"colour=red\"\n"), "there is no condition \"colour\""),
+            (&format!("[[slice]]\nname = \"production\"\n{space}"), "give it no space"),
             (&format!("[[slice]]\nname = \"a\"\n{space}ports = []\n"), "ports is empty"),
             (&format!("[[slice]]\nname = \"a\"\n{space}[[slice]]\nname = \"b\"\n{space}"), "slices a and b overlap"),
             ("[slice]\nname = \"a\"\n", "[[slice]]"),
             ("[[slice]]\nname = \"a\"\nstage = { of = \"b\" }\n", "there is no slice b"),
         ] {
             let found = errors(text);
-            assert!(found.contains(expected) || found.contains("there is no condition \"colour\"") && expected.contains("colour"), "{text}: {found}");
+            assert!(found.contains(expected), "{text}: {found}");
         }
     }
 }

@@ -111,6 +111,19 @@ impl Bounds<'_> {
         }
     }
 
+    /// Whether a group may have the packets, which sends any packet of the slice to ports where it belongs to the slice.
+    fn allows_group(&self, packets: &Packets) -> bool {
+        if packets.level.is_some() || packets.ports != Ports::All {
+            return self.allows_inside(packets);
+        }
+        // A packet that comes from no port.
+        self.own().any(|own| {
+            let others = self.space.iter().filter(|other| other.slice != self.slice && other.region.permission.write);
+            let mut higher = others.filter(|other| other.region.level > own.region.level);
+            packets.header.is_within(&own.region.header) && higher.all(|other| packets.header.is_disjoint(&other.region.header))
+        })
+    }
+
     /// Whether any packet of the slice may leave by a port, whatever it is.
     fn is_universal(&self, port: PortNo) -> bool {
         self.own().all(|own| {
@@ -204,8 +217,8 @@ impl Bounds<'_> {
                     let number = self.groups.get(&(self.slice, group.0)).map(|(real, _)| *real);
                     let unknown = || Refusal::new(ErrorCode::BadActionBadOutGroup, format!("it has no group {}: add it first", group.0));
                     let number = number.ok_or_else(unknown)?;
-                    // Groups are checked for any packet of the slice.
-                    if !self.own().any(|own| packets.header.is_within(&own.region.header)) {
+                    // Groups are checked for any packet of the slice that has not been changed.
+                    if !self.allows_group(packets) {
                         return Err(outside("its actions make packets that are outside its space go to a group"));
                     }
                     checked.push(Action::Group(GroupId(number)));

@@ -49,6 +49,8 @@ const UNCONFIRMED: usize = 4096;
 /// Commands after which a switch is asked to confirm them, and the time after which it is in any case.
 const CONFIRM: usize = 128;
 const CONFIRM_AFTER: Duration = Duration::from_millis(20);
+/// Time in which new hosts are collected before they change the plan.
+const COLLECT: Duration = Duration::from_millis(200);
 
 /// Several controllers on one network. It does no I/O and reads no clock.
 ///
@@ -63,8 +65,8 @@ pub struct Slicer {
     numbers: BTreeMap<String, SliceNo>,
     /// Hosts of slices of whose controllers there are other versions.
     hosts: BTreeMap<String, BTreeSet<Mac>>,
-    /// Whether a new host may change the plan.
-    replan: bool,
+    /// When new hosts change the plan.
+    replan_at: Option<Time>,
     marker: Marker,
     downs: BTreeMap<ConnectionId, Down>,
     ups: BTreeMap<ConnectionId, Up>,
@@ -255,7 +257,7 @@ impl Slicer {
             wanted: Wanted::default(),
             numbers: BTreeMap::new(),
             hosts: BTreeMap::new(),
-            replan: false,
+            replan_at: None,
             downs: BTreeMap::new(),
             ups: BTreeMap::new(),
             switches: BTreeMap::new(),
@@ -375,8 +377,8 @@ impl Slicer {
             LinkPhase::Idle { until } => Some(until),
             _ => None,
         });
-        let resume = (self.resume || self.replan).then_some(self.now);
-        downs.chain(ups).chain(switches.flatten()).chain(links).chain(resume).min()
+        let resume = self.resume.then_some(self.now);
+        downs.chain(ups).chain(switches.flatten()).chain(links).chain(resume).chain(self.replan_at).min()
     }
 
     /// Does what is due.
@@ -409,7 +411,8 @@ impl Slicer {
     /// Handles what controllers wait for, in turns.
     fn work(&mut self, now: Time) {
         self.resume = false;
-        if std::mem::take(&mut self.replan) {
+        if self.replan_at.is_some_and(|due| due <= now) {
+            self.replan_at = None;
             self.plan_hosts(now);
         }
         loop {

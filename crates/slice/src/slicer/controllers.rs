@@ -188,7 +188,7 @@ impl Slicer {
                 let config = up.config;
                 self.respond(now, id, xid, Message::GetConfigReply(config));
             }
-            // Of the slice's own: the switch sends whole packets, which the slicer cuts.
+            // The slice's own in appearance: the switch sends whole packets, so that no buffer is shared.
             Message::SetConfig(config) => up.config = *config,
             Message::BarrierRequest => {
                 up.asked += 1;

@@ -107,8 +107,11 @@ impl Slicer {
         let found = match entry {
             Some((slice, number)) => {
                 // The entry may have gone meanwhile.
-                let cookie = switch.table.entries.get(&number).map_or(NO_COOKIE, |entry| entry.flow.cookie);
-                Some((slice, cookie, packet.reason))
+                let flow = switch.table.entries.get(&number).map(|entry| &entry.flow);
+                // Its rows are narrower than what the specification calls a miss.
+                let is_miss = flow.is_some_and(|flow| flow.priority == 0 && flow.matching.fields.is_empty());
+                let reason = if is_miss && packet.reason == PacketReason::Action { PacketReason::NoMatch } else { packet.reason };
+                Some((slice, flow.map_or(NO_COOKIE, |flow| flow.cookie), reason))
             }
             None => switch.owner(port, &header).map(|slice| {
                 let reason = if switch.version == Version::V1_0 { switch.reason(slice, port, &header) } else { packet.reason };
@@ -175,20 +178,24 @@ impl Slicer {
     }
 
     /// Remembers the sender of a packet, if there are several versions of its slice's controller.
-    fn see_host(&mut self, _now: Time, slice: SliceNo, header: &Header) {
+    fn see_host(&mut self, now: Time, slice: SliceNo, header: &Header) {
         let Some(planned) = self.plan.slices.get(&slice).filter(|planned| planned.name != PRODUCTION) else { return };
         let name = planned.spec.stage.as_ref().map_or(&planned.name, |stage| &stage.of);
-        if !self.wanted.slices.values().any(|spec| spec.stage.as_ref().is_some_and(|stage| stage.of == *name)) {
+        let mut stages = self.wanted.slices.values().filter_map(|spec| spec.stage.as_ref()).filter(|stage| stage.of == *name).peekable();
+        if stages.peek().is_none() {
             return;
         }
         let Some([.., a, b, c, d, e, f]) = header.exact(Field::EthSrc).map(u128::to_be_bytes) else { return };
         let host = Mac([a, b, c, d, e, f]);
+        let is_staged = stages.any(|stage| stage.includes(host));
         let hosts = self.hosts.entry(name.clone()).or_default();
         if a & 1 == 1 || hosts.len() >= self.settings.hosts || !hosts.insert(host) {
             return;
         }
-        self.replan = true;
         let base = self.number_of(&name.clone()).unwrap_or(slice);
+        if is_staged {
+            self.replan_at.get_or_insert(now + super::COLLECT);
+        }
         self.record(&Record::Host(base, host));
     }
 

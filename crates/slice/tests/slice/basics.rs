@@ -387,3 +387,28 @@ fn each_slice_elects_a_master_of_its_own() {
     assert!(stale.iter().any(|event| matches!(event, Event::Failed { error, .. } if error.code == ErrorCode::RoleRequestFailedStale)));
     assert_eq!(world.refused("b", Message::FlowMod(add(1, &[], out(3)))), None);
 }
+
+#[test]
+fn regression_a_group_gets_no_packets_that_were_changed_into_anothers() {
+    let parts = |number| vec![part(&[from(host(number))]), part(&[to(host(number))])];
+    let mut world = World::with_switch(&[("a", slice(parts(1))), ("b", SliceSpec { priority: 1, ..slice(parts(2)) })], Version::V1_3, 4);
+    let bucket = Bucket { weight: 0, watch_port: PortNo::ANY, watch_group: GroupId::ANY, actions: out(2) };
+    let group = GroupMod { command: ModCommand::Add, kind: GroupKind::All, group: GroupId(1), buckets: vec![bucket] };
+    assert_eq!(world.refused("a", Message::GroupMod(group)), None);
+    let changed = |number| vec![Action::SetField(Oxm::mac(Field::EthDst, host(number))), Action::Group(GroupId(1))];
+    assert_eq!(world.refused("a", Message::FlowMod(add(10, &[from(host(1))], changed(2)))), Some(ErrorCode::BadActionEperm));
+    assert_eq!(world.refused("a", Message::FlowMod(add(10, &[from(host(1))], changed(3)))), None);
+    assert_eq!(world.frame(1, &datagram(host(1), host(4), 53, 7)).0, [2]);
+    let frame = datagram(host(1), host(4), 53, 7);
+    assert!(world.refused("a", packet_out(PortNo::CONTROLLER, changed(2), &frame)).is_some());
+    assert_eq!(world.refused("a", packet_out(PortNo::CONTROLLER, changed(3), &frame)), None);
+    // Action sets are executed on what the packet is at the end.
+    let later = FlowMod {
+        instructions: vec![
+            Instruction::ApplyActions(vec![Action::SetField(Oxm::mac(Field::EthDst, host(2)))]),
+            Instruction::WriteActions(out(2)),
+        ],
+        ..add(11, &[from(host(1))], Vec::new())
+    };
+    assert_eq!(world.refused("a", Message::FlowMod(later)), Some(ErrorCode::BadActionEperm));
+}

@@ -101,6 +101,7 @@ fn a_new_version_gets_some_hosts_and_gives_them_back() {
     world.send("next", miss(out(3)));
     // The slicer learns hosts by their packets.
     hosts.iter().for_each(|host_| drop(world.frame(1, &datagram(*host_, host(200), 53, 7))));
+    world.pass(Duration::from_secs(1));
     let staged = world.slicer.snapshot().slices.iter().find(|slice| slice.name == "next").unwrap().staged.clone();
     assert!(staged.contains(&hosts[0]) && (2..25).contains(&staged.len()), "{staged:?}");
     for one in &hosts {
