@@ -105,11 +105,16 @@ fn name_of(value: &Value<'_>) -> Option<String> {
 fn controller(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
     let is_address = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0));
-    if is_address { Some(text.to_owned()) } else { value.refuse(format!("{text:?} has no host and port"), "write \"127.0.0.1:6654\"".into()) }
+    if is_address {
+        Some(text.to_owned())
+    } else {
+        value.refuse(format!("{text:?} has no host and port"), "write \"127.0.0.1:6654\"".into())
+    }
 }
 
 fn stage(mut section: Section<'_>) -> Option<Stage> {
-    let of = section.need("of", "write of = \"guests\": the slice of which some hosts get this controller").and_then(|value| name_of(&value));
+    let of =
+        section.need("of", "write of = \"guests\": the slice of which some hosts get this controller").and_then(|value| name_of(&value));
     let hosts = section.take("hosts").and_then(|value| value.list()).unwrap_or_default();
     let hosts: BTreeSet<_> = hosts.iter().filter_map(station).collect();
     let percent = section.take("percent").and_then(|value| value.whole(0..=100)).unwrap_or_default() as u8;
