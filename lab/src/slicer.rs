@@ -69,7 +69,8 @@ impl<'a> Slicer<'a> {
             let status = self.status()?;
             let live = |switch: &Value| switch["state"] == "live";
             let count = status["switches"].as_array().map_or(0, |all| all.iter().filter(|switch| live(switch)).count());
-            let connected = |slice: &Value| slice["links"].as_array().is_some_and(|links| links.iter().all(|link| !link["version"].is_null()));
+            let connected =
+                |slice: &Value| slice["links"].as_array().is_some_and(|links| links.iter().all(|link| !link["version"].is_null()));
             Ok(count == switches && status["slices"].as_array().is_some_and(|slices| slices.iter().all(connected)))
         })
         .with_context(|| format!("the slicer's log:\n{}", self.log()))

@@ -80,12 +80,15 @@ impl Bounds<'_> {
     /// Whether all these packets belong to the slice if they are at `port`, whoever has a part of them at a higher level.
     pub(crate) fn allows(&self, packets: &Packets, port: PortNo) -> bool {
         self.own().any(|own| {
-            own.region.ports.contains(port) && packets.header.is_within(&own.region.header) && self.is_highest(packets, own.region.level, port)
+            own.region.ports.contains(port)
+                && packets.header.is_within(&own.region.header)
+                && self.is_highest(packets, own.region.level, port)
         })
     }
 
     fn is_highest(&self, packets: &Packets, level: Level, port: PortNo) -> bool {
-        let others = self.space.iter().filter(|other| other.slice != self.slice && other.region.permission.write && other.region.level > level);
+        let others =
+            self.space.iter().filter(|other| other.slice != self.slice && other.region.permission.write && other.region.level > level);
         others.filter(|other| other.region.ports.contains(port)).all(|other| {
             // The guards of the other slice have taken out what it has.
             let guarded = packets.level.is_some_and(|level| level < other.region.level)
@@ -162,7 +165,8 @@ impl Bounds<'_> {
                 Instruction::WriteActions(actions) => Instruction::WriteActions(self.write(actions)?),
                 Instruction::Meter(meter) => {
                     let number = self.meters.get(&(self.slice, meter.0)).map(|(real, _)| *real);
-                    let unknown = || Refusal::new(ErrorCode::MeterModFailedUnknownMeter, format!("it has no meter {}: add it first", meter.0));
+                    let unknown =
+                        || Refusal::new(ErrorCode::MeterModFailedUnknownMeter, format!("it has no meter {}: add it first", meter.0));
                     Instruction::Meter(braid_openflow::ids::MeterId(number.ok_or_else(unknown)?))
                 }
                 Instruction::Experimenter { .. } => {
@@ -177,7 +181,9 @@ impl Bounds<'_> {
         // What an earlier table wrote is executed at the end, on the packet as it is then.
         let is_executed = writes || goes || (table.0 > 0 && !clears);
         if is_executed && !packets.changed.is_empty() && !self.allows_inside(&packets) {
-            return Err(outside("its actions make packets that are outside its space, which other tables or action sets could send: clear the actions"));
+            return Err(outside(
+                "its actions make packets that are outside its space, which other tables or action sets could send: clear the actions",
+            ));
         }
         for instruction in all {
             if let Instruction::GotoTable(next) = instruction {
@@ -307,7 +313,12 @@ impl Bounds<'_> {
                 packets.change(Field::VlanVid, 0, 0);
                 packets.change(Field::VlanPcp, 0, 0);
             }
-            Action::CopyTtlOut | Action::CopyTtlIn | Action::SetMplsTtl(_) | Action::DecMplsTtl | Action::SetNwTtl(_) | Action::DecNwTtl => {}
+            Action::CopyTtlOut
+            | Action::CopyTtlIn
+            | Action::SetMplsTtl(_)
+            | Action::DecMplsTtl
+            | Action::SetNwTtl(_)
+            | Action::DecNwTtl => {}
             Action::PushPbb(_) | Action::PopPbb => {
                 return Err(Refusal::new(ErrorCode::BadActionEperm, "it may not add or remove headers of provider backbone bridges"));
             }
@@ -333,7 +344,9 @@ impl Bounds<'_> {
                     checked.push(action.clone());
                 }
                 Action::Output { port, .. } => {
-                    return Err(outside(format!("some packets of the slice may not leave by port {port}, so no action set may send there")));
+                    return Err(outside(format!(
+                        "some packets of the slice may not leave by port {port}, so no action set may send there"
+                    )));
                 }
                 Action::Group(group) => {
                     let number = self.groups.get(&(self.slice, group.0)).map(|(real, _)| *real);
@@ -348,7 +361,8 @@ impl Bounds<'_> {
                     let mut packets = Packets { ports: Ports::All, header: Header::ANY, changed: Vec::new(), level: None };
                     self.rewrite(&mut packets, other)?;
                     if let Some(field) = packets.changed.iter().find(|field| !self.is_free(**field)) {
-                        let reason = format!("slices are told apart by {}, so no action set may change it: apply the action at once", field.name());
+                        let reason =
+                            format!("slices are told apart by {}, so no action set may change it: apply the action at once", field.name());
                         return Err(Refusal::new(ErrorCode::BadActionEperm, reason));
                     }
                     checked.push(other.clone());

@@ -51,7 +51,9 @@ fn arp(bytes: &[u8], header: &mut Header) -> Option<()> {
     if number(bytes, 0, 6)? != 0x0001_0800_0604 {
         return None;
     }
-    for (field, at, size) in [(Field::ArpOp, 6, 2), (Field::ArpSha, 8, 6), (Field::ArpSpa, 14, 4), (Field::ArpTha, 18, 6), (Field::ArpTpa, 24, 4)] {
+    for (field, at, size) in
+        [(Field::ArpOp, 6, 2), (Field::ArpSha, 8, 6), (Field::ArpSpa, 14, 4), (Field::ArpTha, 18, 6), (Field::ArpTpa, 24, 4)]
+    {
         exact(header, field, number(bytes, at, size)?);
     }
     Some(())

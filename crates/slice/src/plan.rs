@@ -196,7 +196,9 @@ pub enum PlanError {
         region: Box<Region>,
     },
     /// A slice within another one does not lie there.
-    #[error("{region} of slice {slice} is not within a part of slice {parent} that may be delegated: narrow it, or allow that with delegate = true")]
+    #[error(
+        "{region} of slice {slice} is not within a part of slice {parent} that may be delegated: narrow it, or allow that with delegate = true"
+    )]
     Outside {
         /// The slice.
         slice: String,
@@ -285,13 +287,8 @@ impl Plan {
         overlaps(&regions)?;
         let mut plan = Self::default();
         let production = wanted.slices.get(PRODUCTION).cloned().unwrap_or_default();
-        let all = Region {
-            switch: None,
-            ports: Ports::All,
-            header: Header::ANY,
-            level: Level::PRODUCTION,
-            permission: Permission::default(),
-        };
+        let all =
+            Region { switch: None, ports: Ports::All, header: Header::ANY, level: Level::PRODUCTION, permission: Permission::default() };
         let planned = Planned { name: PRODUCTION.to_owned(), spec: production, regions: vec![all] };
         plan.slices.insert(SliceNo::PRODUCTION, planned);
         for (name, spec) in wanted.slices.iter().filter(|(name, _)| *name != PRODUCTION) {
@@ -314,7 +311,12 @@ impl Plan {
     pub(crate) fn at(&self, switch: DatapathId) -> Vec<Owned> {
         let of = |(slice, planned): (&SliceNo, &Planned)| {
             let slice = *slice;
-            planned.regions.iter().filter(move |region| region.is_at(switch)).map(move |region| Owned { slice, region: region.clone() }).collect()
+            planned
+                .regions
+                .iter()
+                .filter(move |region| region.is_at(switch))
+                .map(move |region| Owned { slice, region: region.clone() })
+                .collect()
         };
         let mut all: Vec<Owned> = self.slices.iter().flat_map(|one| -> Vec<Owned> { of(one) }).collect();
         all.sort_by_key(|owned| std::cmp::Reverse(owned.region.level));
@@ -369,7 +371,8 @@ fn within(wanted: &Wanted, regions: &BTreeMap<&str, Vec<Region>>) -> Result<(), 
         }
         let none = Vec::new();
         let outer = regions.get(parent.as_str()).unwrap_or(&none);
-        let may = |region: &&Region| outer.iter().any(|outer| outer.permission.delegate && outer.permission.write && region.is_within(outer));
+        let may =
+            |region: &&Region| outer.iter().any(|outer| outer.permission.delegate && outer.permission.write && region.is_within(outer));
         if let Some(outside) = regions.get(name.as_str()).unwrap_or(&none).iter().find(|region| !may(region)) {
             return Err(PlanError::Outside { slice: name.clone(), parent: parent.clone(), region: Box::new(outside.clone()) });
         }
@@ -487,10 +490,7 @@ mod tests {
         let [one, other] = [1, 2].map(|number| User::Host(Mac([2, 0, 0, 0, 0, number])));
         let plan = plan(&[("a", open.clone()), ("b", open), ("c", SliceSpec::default())], &[(one, "a"), (other, "b")]).unwrap();
         assert_eq!(plan.at(DatapathId(1)).len(), 5);
-        let closed = super::Wanted {
-            slices: [("c".to_owned(), SliceSpec::default())].into(),
-            users: [(one, "c".to_owned())].into(),
-        };
+        let closed = super::Wanted { slices: [("c".to_owned(), SliceSpec::default())].into(), users: [(one, "c".to_owned())].into() };
         assert!(Plan::of(&closed, &BTreeMap::new(), &mut BTreeMap::new()).is_err());
     }
 

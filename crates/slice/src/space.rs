@@ -95,14 +95,16 @@ impl Header {
 
     /// Whether all packets are in `other`, too.
     pub fn is_within(&self, other: &Self) -> bool {
-        other.bits.iter().all(|(field, value, mask)| self.get(*field).is_some_and(|(own, bits)| bits & mask == *mask && own & mask == *value))
+        other
+            .bits
+            .iter()
+            .all(|(field, value, mask)| self.get(*field).is_some_and(|(own, bits)| bits & mask == *mask && own & mask == *value))
     }
 
     /// Whether no packet is in both.
     pub fn is_disjoint(&self, other: &Self) -> bool {
-        let clash = |(field, value, mask): &(Field, u128, u128)| {
-            self.get(*field).is_some_and(|(own, bits)| (own ^ value) & bits & mask != 0)
-        };
+        let clash =
+            |(field, value, mask): &(Field, u128, u128)| self.get(*field).is_some_and(|(own, bits)| (own ^ value) & bits & mask != 0);
         other.bits.iter().any(clash)
     }
 
@@ -264,7 +266,9 @@ impl Region {
 
     /// Whether all packets are in `other`, too.
     pub fn is_within(&self, other: &Self) -> bool {
-        (other.switch.is_none() || self.switch == other.switch) && self.ports.is_within(&other.ports) && self.header.is_within(&other.header)
+        (other.switch.is_none() || self.switch == other.switch)
+            && self.ports.is_within(&other.ports)
+            && self.header.is_within(&other.header)
     }
 }
 

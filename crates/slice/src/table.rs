@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use braid_model::ByteCount;
+use braid_openflow::ErrorCode;
 use braid_openflow::action::{Action, Instruction};
 use braid_openflow::flags::FlowFlags;
 use braid_openflow::flow::{FlowCommand, FlowMod};
@@ -10,7 +11,6 @@ use braid_openflow::ids::{Cookie, GroupId, MeterId, PortNo, Seconds, TableId};
 use braid_openflow::matching::Match;
 use braid_openflow::multipart::FlowQuery;
 use braid_openflow::oxm::{Field, Oxm};
-use braid_openflow::ErrorCode;
 
 use crate::actions::{Bounds, Packets, Refusal};
 use crate::packet::LLDP;
@@ -302,7 +302,13 @@ impl Table {
     }
 
     /// Checks whether an entry could have other instructions.
-    pub(crate) fn may_modify(&self, bounds: &Bounds<'_>, number: u64, instructions: &[Instruction], meter: Option<MeterId>) -> Result<(), Refusal> {
+    pub(crate) fn may_modify(
+        &self,
+        bounds: &Bounds<'_>,
+        number: u64,
+        instructions: &[Instruction],
+        meter: Option<MeterId>,
+    ) -> Result<(), Refusal> {
         let Some(entry) = self.entries.get(&number) else { return Ok(()) };
         let flow = FlowMod { instructions: instructions.to_vec(), ..entry.flow.clone() };
         expand(bounds, &flow, meter).map(drop)
@@ -521,7 +527,10 @@ fn expand(bounds: &Bounds<'_>, flow: &FlowMod, meter: Option<MeterId>) -> Result
     }
     // Frames of LLDP come to their slice by the slicer's own entry, whatever its space is.
     if wanted.is_empty() && !is_discovery(flow) && !waits {
-        return Err(Refusal::new(ErrorCode::FlowModFailedEperm, "what it matches is outside the slice's space: match packets and ports of the slice"));
+        return Err(Refusal::new(
+            ErrorCode::FlowModFailedEperm,
+            "what it matches is outside the slice's space: match packets and ports of the slice",
+        ));
     }
     Ok(wanted)
 }

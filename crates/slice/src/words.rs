@@ -95,7 +95,9 @@ fn ways(key: &str, value: &str, protocol: Option<&str>) -> Result<Vec<Way>, Word
     let network = |source: bool| address(value, source).ok_or_else(|| wrong("an IP address or a network such as 10.1.0.0/16"));
     // As headers are shown: any field by its name, bit by bit.
     if let (Some(field), true) = (Field::all().find(|field| field.name() == key), value.starts_with("0x")) {
-        return bits(field, value).map(|oxm| vec![vec![oxm]]).ok_or_else(|| wrong("a number, or a number and a mask, such as 0x800 or 0x1000/0x1000"));
+        return bits(field, value)
+            .map(|oxm| vec![vec![oxm]])
+            .ok_or_else(|| wrong("a number, or a number and a mask, such as 0x800 or 0x1000/0x1000"));
     }
     match key {
         "vlan" => match value {

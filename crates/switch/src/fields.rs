@@ -54,7 +54,9 @@ pub(crate) fn value_of(field: Field, port: u32, metadata: u64, frame: &[u8]) -> 
         Field::Metadata => Some(metadata.into()),
         Field::VlanVid => Some(tag.map_or(0, |tag| tag & 0xfff | u128::from(VLAN_PRESENT))),
         Field::VlanPcp => tag.map(|tag| tag >> 13),
-        Field::IpDscp if number(frame, ethertype_at(frame), 2) == Some(0x0800) => number(frame, ethertype_at(frame) + 3, 1).map(|byte| byte >> 2),
+        Field::IpDscp if number(frame, ethertype_at(frame), 2) == Some(0x0800) => {
+            number(frame, ethertype_at(frame) + 3, 1).map(|byte| byte >> 2)
+        }
         field => {
             let (at, size) = place(field, frame)?;
             number(frame, at, size)
@@ -76,7 +78,9 @@ pub(crate) fn rewritten(frame: &Bytes, action: &Action) -> Bytes {
     let is_tagged = number(frame, 12, 2) == Some(VLAN);
     match action {
         Action::SetField(Oxm::Basic { field: Field::VlanVid, value, .. }) if is_tagged => set_tag(&mut bytes, 0xfff, *value as u16 & 0xfff),
-        Action::SetField(Oxm::Basic { field: Field::VlanPcp, value, .. }) if is_tagged => set_tag(&mut bytes, 0xe000, (*value as u16) << 13),
+        Action::SetField(Oxm::Basic { field: Field::VlanPcp, value, .. }) if is_tagged => {
+            set_tag(&mut bytes, 0xe000, (*value as u16) << 13)
+        }
         Action::SetField(Oxm::Basic { field: Field::VlanVid | Field::VlanPcp, .. }) => {}
         Action::SetField(Oxm::Basic { field: Field::IpDscp, value, .. }) => {
             let at = ethertype_at(frame);

@@ -485,11 +485,21 @@ impl SwitchModel {
     }
 
     /// `came`: the port where the frame came in, also if that is a reserved one.
-    fn apply(&mut self, actions: &[Action], from: Option<(u32, bool)>, frame: &mut Bytes, cookie: Cookie, table: TableId, came: u32) -> Out {
+    fn apply(
+        &mut self,
+        actions: &[Action],
+        from: Option<(u32, bool)>,
+        frame: &mut Bytes,
+        cookie: Cookie,
+        table: TableId,
+        came: u32,
+    ) -> Out {
         let mut out = Vec::new();
         for action in actions {
             match action {
-                Action::Output { port, .. } | Action::Enqueue { port, .. } => out.extend(self.output(*port, from, frame, cookie, table, came)),
+                Action::Output { port, .. } | Action::Enqueue { port, .. } => {
+                    out.extend(self.output(*port, from, frame, cookie, table, came))
+                }
                 Action::Group(group) => {
                     for bucket in self.groups.get(group).cloned().unwrap_or_default() {
                         let mut copy = frame.clone();

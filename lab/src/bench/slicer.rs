@@ -68,7 +68,9 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
         );
         report.aim(format!("{slices} slices: at most {AIM} ms added in the median"), format!("{added:.3} ms"), added <= AIM);
         report.aim(format!("{slices} slices: {MESSAGES:.0} messages in a second"), format!("{messages:.0}"), *messages >= MESSAGES);
-        report.measured(json!({"slices": slices, "bare_ms": bare, "sliced_ms": sliced, "messages": messages, "bare_messages": alone, "cpu": cpu}));
+        report.measured(
+            json!({"slices": slices, "bare_ms": bare, "sliced_ms": sliced, "messages": messages, "bare_messages": alone, "cpu": cpu}),
+        );
         settings.keep(&report)?;
     }
     Ok(report)
@@ -148,7 +150,8 @@ fn answer(mut stream: TcpStream) -> Result<()> {
             count += 1;
             if count.is_multiple_of(4) {
                 let host = frames::host((count / 4 % 200) as u8);
-                let flow = FlowMod { matching: Match::new([Oxm::mac(Field::EthDst, host)]), instructions: to_controller(), ..FlowMod::default() };
+                let flow =
+                    FlowMod { matching: Match::new([Oxm::mac(Field::EthDst, host)]), instructions: to_controller(), ..FlowMod::default() };
                 connection.send(Message::FlowMod(flow))?;
             }
             let actions = vec![Action::output(PortNo(2))];
@@ -179,7 +182,9 @@ impl Switch {
         [1, 2].into_iter().for_each(|port| model.set_port(port, true));
         model.connect(sys::now());
         let mut switch = Self { model, stream, piece: vec![0; 64 << 10], cookie: Cookie(0) };
-        let is_miss = |flow: &braid_switch::Flow| flow.instructions == to_controller() && !flow.fields.contains(&Oxm::exact(Field::EthType, 0x88ccu16));
+        let is_miss = |flow: &braid_switch::Flow| {
+            flow.instructions == to_controller() && !flow.fields.contains(&Oxm::exact(Field::EthType, 0x88ccu16))
+        };
         while !switch.model.flows.iter().any(is_miss) {
             switch.step()?;
         }

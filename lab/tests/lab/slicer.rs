@@ -66,7 +66,8 @@ fn two_controllers_share_a_switch_and_survive_the_slicer() {
         let switches = Switches::one(&lab, version).unwrap();
         let hosts: Vec<Host> = (1..=4).map(|number| Host::start(&switches, number, &["s1"]).unwrap()).collect();
         let configuration = slice("a", 1, "", &[ports(&switches, &[1, 2])]) + &slice("b", 2, "", &[ports(&switches, &[3, 4])]);
-        let controllers = [1, 2].map(|number| Controller::start_named(&lab, &braid(), &format!("net{number}"), "", &[behind(number)]).unwrap());
+        let controllers =
+            [1, 2].map(|number| Controller::start_named(&lab, &braid(), &format!("net{number}"), "", &[behind(number)]).unwrap());
         let slicer = Slicer::start(&lab, &braid(), "slicer", CONTROLLER, &configuration).unwrap();
         slicer.serves(1).unwrap();
         controllers.iter().for_each(|controller| serves(controller, 1, 0));

@@ -15,7 +15,7 @@ use braid_slice::{Limits, PRODUCTION, Part, Permission, Ports, SliceSpec, Stage,
 use serde::{Deserialize, Serialize};
 
 use super::users::{Asked, UserAnswer, UserRequest};
-use super::{Slices, SlicerOptions};
+use super::{SlicerOptions, Slices};
 
 /// The file in the state directory.
 const NAME: &str = "slices.json";
@@ -138,7 +138,10 @@ impl Slices {
         self.slicer.set(now(), wanted).map_err(|error| invalid(error.to_string()))?;
         self.made = made;
         if let Err(error) = self.made.save() {
-            let text = format!("cannot write {}: {error}; the change is in force until the slicer ends. Make room on the disk", self.made.path.display());
+            let text = format!(
+                "cannot write {}: {error}; the change is in force until the slicer ends. Make room on the disk",
+                self.made.path.display()
+            );
             self.log.write(&text, true);
         }
         Ok(())
@@ -171,7 +174,8 @@ impl Slices {
             Err(errors) => return tracing::warn!("{path} was refused, and the configuration before stays in force:\n{errors}"),
         };
         config.warnings.iter().for_each(|finding| tracing::warn!("{finding}"));
-        let at_start = |config: &braid_config::slicer::SlicerConfig| (config.listen.clone(), config.users_listen.clone(), config.tls.clone());
+        let at_start =
+            |config: &braid_config::slicer::SlicerConfig| (config.listen.clone(), config.users_listen.clone(), config.tls.clone());
         if at_start(&config) != at_start(&self.config) {
             tracing::warn!("{path}: listen, users_listen and [tls] come into force when the slicer is started again");
             (config.listen, config.users_listen, config.tls) = at_start(&self.config);

@@ -47,7 +47,10 @@ impl Journal {
         };
         let failed = std::mem::replace(&mut self.failed, written.is_err());
         let error = written.err().filter(|_| !failed)?;
-        Some(format!("cannot write {}: {error}; a slicer that is started again would remove entries. Make room on the disk", self.path.display()))
+        Some(format!(
+            "cannot write {}: {error}; a slicer that is started again would remove entries. Make room on the disk",
+            self.path.display()
+        ))
     }
 
     /// Whether most of it is over.

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use braid_model::Time;
-use braid_openflow::ids::{DatapathId, Xid};
 use braid_openflow::flow::{FlowMod, RemovedReason};
+use braid_openflow::group::ModCommand;
+use braid_openflow::ids::{DatapathId, Xid};
 use braid_openflow::matching::Match;
 use braid_openflow::switch::Features;
-use braid_openflow::group::ModCommand;
 use braid_openflow::{Message, Version};
 
 use super::{LinkPhase, Pending, SliceState, Slicer, Snapshot, SwitchPhase, SwitchState, UplinkState};
@@ -31,8 +31,11 @@ impl Slicer {
         let plan = Plan::of(&wanted, &self.hosts, &mut numbers)?;
         let gone: Vec<(String, SliceNo)> =
             self.numbers.iter().filter(|(name, _)| !numbers.contains_key(*name)).map(|(name, number)| (name.clone(), *number)).collect();
-        let new: Vec<(String, SliceNo)> =
-            numbers.iter().filter(|(name, number)| self.numbers.get(*name) != Some(*number)).map(|(name, number)| (name.clone(), *number)).collect();
+        let new: Vec<(String, SliceNo)> = numbers
+            .iter()
+            .filter(|(name, number)| self.numbers.get(*name) != Some(*number))
+            .map(|(name, number)| (name.clone(), *number))
+            .collect();
         // What other slices take the number of, goes first.
         for (name, slice) in gone {
             self.remove_slice(now, slice);

@@ -23,7 +23,9 @@ impl Slicer {
     /// A controller is connected. `false` if it is not wanted any more: then the caller closes the connection.
     pub fn dialled(&mut self, now: Time, link: &LinkId, id: ConnectionId) -> bool {
         self.now = now;
-        let Some(slice) = self.plan.slices.iter().find(|(_, planned)| planned.name == link.slice).map(|(slice, _)| *slice) else { return false };
+        let Some(slice) = self.plan.slices.iter().find(|(_, planned)| planned.name == link.slice).map(|(slice, _)| *slice) else {
+            return false;
+        };
         let version = self.switches.get(&link.switch).map(|switch| switch.version);
         let Some(state) = self.links.get_mut(link).filter(|link| link.state == LinkPhase::Dialling) else { return false };
         state.state = LinkPhase::Up(id);
@@ -208,7 +210,9 @@ impl Slicer {
                         let (code, what) = match other.kind() {
                             MessageKind::PortMod => (ErrorCode::PortModFailedEperm, "ports are shared: the operator configures them"),
                             MessageKind::TableMod => (ErrorCode::TableModFailedEperm, "tables are shared: the operator configures them"),
-                            MessageKind::Experimenter => (ErrorCode::BadRequestBadExperimenter, "what an experimenter's message does is unknown"),
+                            MessageKind::Experimenter => {
+                                (ErrorCode::BadRequestBadExperimenter, "what an experimenter's message does is unknown")
+                            }
                             MessageKind::Error => return,
                             _ => (ErrorCode::BadRequestBadType, "a controller does not send it"),
                         };
@@ -257,7 +261,11 @@ impl Slicer {
     fn queues(&mut self, now: Time, datapath: DatapathId, slice: SliceNo, origin: Origin, port: PortNo) {
         let sees = self.switches.get(&datapath).is_some_and(|switch| port == PortNo::ANY || switch.sees(slice, port));
         if !sees {
-            return self.refuse(now, &origin, &Refusal::new(ErrorCode::QueueOpFailedBadPort, format!("port {port} is not one of its ports")));
+            return self.refuse(
+                now,
+                &origin,
+                &Refusal::new(ErrorCode::QueueOpFailedBadPort, format!("port {port} is not one of its ports")),
+            );
         }
         self.asks(origin.up);
         let pending = Pending::Ask { origin, ask: super::statistics::Ask::Queues };

@@ -69,9 +69,10 @@ impl Slicer {
         // 1.0 has no masks of Ethernet addresses and the like.
         if version == Version::V1_0 {
             let mut scratch = Vec::new();
-            let unfit = changes.messages.iter().find_map(|(flow, _)| {
-                Message::FlowMod(flow.clone()).encode(version, braid_openflow::ids::Xid(0), &mut scratch).err()
-            });
+            let unfit = changes
+                .messages
+                .iter()
+                .find_map(|(flow, _)| Message::FlowMod(flow.clone()).encode(version, braid_openflow::ids::Xid(0), &mut scratch).err());
             if let Some(error) = unfit {
                 // What it would have replaced goes, too: the switch would have both.
                 let gone = table.remove(number);
@@ -79,7 +80,10 @@ impl Slicer {
                 removed.for_each(|(number, _)| Record::NoEntry(datapath, number).write(&mut self.records));
                 let removals = gone.messages;
                 self.send_rows(now, datapath, removals, None);
-                return Err(Refusal::new(ErrorCode::FlowModFailedEperm, format!("{error}: narrow the slice's space, or the match, to what it has")));
+                return Err(Refusal::new(
+                    ErrorCode::FlowModFailedEperm,
+                    format!("{error}: narrow the slice's space, or the match, to what it has"),
+                ));
             }
         }
         for (before, _) in &changes.removed {
@@ -224,7 +228,8 @@ impl Slicer {
             if switch.table.rows.get(key).is_some_and(|row| row.cookie == cookie) {
                 switch.table.rows.remove(key);
             }
-            let text = format!("it refuses an entry of the slicer itself ({code}): its slices may not be kept apart; use a switch that has it");
+            let text =
+                format!("it refuses an entry of the slicer itself ({code}): its slices may not be kept apart; use a switch that has it");
             return self.trouble(now, None, Some(datapath), None, text);
         };
         if switch.table.entries.get(&number).is_none_or(|entry| !entry.rows.contains(key)) {
@@ -268,7 +273,8 @@ impl Slicer {
         }
         for ((number, entry), refusal) in lost {
             self.record(&Record::NoEntry(datapath, number));
-            let text = format!("an entry of table {} with priority {} was removed: {}", entry.flow.table.0, entry.flow.priority, refusal.reason);
+            let text =
+                format!("an entry of table {} with priority {} was removed: {}", entry.flow.table.0, entry.flow.priority, refusal.reason);
             self.trouble(now, Some(entry.slice), Some(datapath), None, text);
             self.report(now, datapath, &entry, RemovedReason::Delete, None);
         }

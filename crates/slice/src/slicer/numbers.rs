@@ -211,7 +211,8 @@ impl Slicer {
         let Some(switch) = self.switches.get_mut(&datapath) else { return };
         let mut messages = Vec::new();
         for (slice, planned) in &self.plan.slices {
-            let wanted = planned.spec.rate.filter(|_| switch.has_meters).map(|rate| u32::try_from(rate.bps() / 1000).unwrap_or(u32::MAX).max(1));
+            let wanted =
+                planned.spec.rate.filter(|_| switch.has_meters).map(|rate| u32::try_from(rate.bps() / 1000).unwrap_or(u32::MAX).max(1));
             match (switch.rates.get(slice).copied(), wanted) {
                 (Some((_, before)), Some(kbps)) if before == kbps => {}
                 (Some((real, _)), Some(kbps)) => {

@@ -148,7 +148,13 @@ impl Slicer {
             Version::V1_3 => switch.table.entries.values().find(asks).map_or(NO_COOKIE, |entry| entry.flow.cookie),
         };
         let total_len = u16::try_from(data.len()).unwrap_or(u16::MAX);
-        self.deliver(now, datapath, slice, PacketIn { buffer: None, cookie, data, total_len, reason: PacketReason::Action, ..packet }, None);
+        self.deliver(
+            now,
+            datapath,
+            slice,
+            PacketIn { buffer: None, cookie, data, total_len, reason: PacketReason::Action, ..packet },
+            None,
+        );
     }
 
     fn deliver(&mut self, now: Time, datapath: DatapathId, slice: SliceNo, packet: PacketIn, buffer: Option<(BufferId, Header)>) {
@@ -164,9 +170,8 @@ impl Slicer {
         }
         let in_port = packet.in_port().unwrap_or(PortNo::ANY);
         let due = now + self.settings.buffer;
-        let buffer = buffer.map(|(real, header)| {
-            switch.buffers.add(slice, planned.spec.limits.buffers, Buffer { real, in_port, header, due })
-        });
+        let buffer =
+            buffer.map(|(real, header)| switch.buffers.add(slice, planned.spec.limits.buffers, Buffer { real, in_port, header, due }));
         let message = Message::PacketIn(PacketIn { buffer, ..packet });
         let delivered = ups.into_iter().map(|id| self.notify(id, message.clone())).filter(|done| *done).count();
         let counters = self.counters.entry(slice).or_default();
@@ -214,7 +219,8 @@ impl Slicer {
         let planned = self.plan.slices.get(&slice).ok_or_else(gone)?;
         let (mut in_port, header, buffer) = match packet.buffer {
             Some(buffer) => {
-                let unknown = || Refusal::new(ErrorCode::BadRequestBufferUnknown, format!("no packet waits as number {}: send its bytes", buffer.0));
+                let unknown =
+                    || Refusal::new(ErrorCode::BadRequestBufferUnknown, format!("no packet waits as number {}: send its bytes", buffer.0));
                 let known = switch.buffers.take(slice, buffer).ok_or_else(unknown)?;
                 (known.in_port, known.header, Some(known.real))
             }
@@ -227,7 +233,8 @@ impl Slicer {
         }
         if Marker::is_discovery(&packet.data) && buffer.is_none() {
             let data = self.marker.mark(slice, &packet.data);
-            let full = || Refusal::new(ErrorCode::BadRequestEperm, "the LLDP frame has no room for the slice's mark: make it 16 bytes shorter");
+            let full =
+                || Refusal::new(ErrorCode::BadRequestEperm, "the LLDP frame has no room for the slice's mark: make it 16 bytes shorter");
             let actions = discovery_actions(packet, &bounds.ports.iter().copied().filter(|port| bounds.sees(*port)).collect::<Vec<_>>())?;
             return Ok(PacketOut { data: data.ok_or_else(full)?, actions, ..packet.clone() });
         }

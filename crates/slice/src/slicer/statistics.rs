@@ -83,7 +83,11 @@ impl Slicer {
                 let wanted = |number: u32| *meter == MeterId::ALL || meter.0 == number;
                 let of = switch.meters.range((slice, 0)..=(slice, u32::MAX)).filter(|((_, number), _)| wanted(*number));
                 let meters: Vec<MeterConfig> = of
-                    .map(|((_, number), (_, meter))| MeterConfig { flags: meter.flags, meter: MeterId(*number), bands: meter.bands.clone() })
+                    .map(|((_, number), (_, meter))| MeterConfig {
+                        flags: meter.flags,
+                        meter: MeterId(*number),
+                        bands: meter.bands.clone(),
+                    })
                     .collect();
                 if meters.is_empty() && *meter != MeterId::ALL {
                     let refusal = Refusal::new(ErrorCode::MeterModFailedUnknownMeter, format!("it has no meter {}", meter.0));
@@ -157,7 +161,9 @@ impl Slicer {
                 self.respond(now, up, xid, Message::MultipartReply(MultipartReply::new(body)));
             }
             (Ask::Tables, ReplyBody::Table(tables)) => {
-                let active = |table: TableId| switch.table.entries.values().filter(|entry| entry.slice == slice && entry.flow.table == table).count();
+                let active = |table: TableId| {
+                    switch.table.entries.values().filter(|entry| entry.slice == slice && entry.flow.table == table).count()
+                };
                 // What others look up is theirs to know.
                 let own = |mut table: TableStats| {
                     (table.active, table.lookups, table.matched) = (active(table.table) as u32, None, None);
@@ -174,12 +180,15 @@ impl Slicer {
                 self.respond_list(now, up, xid, ports, ReplyBody::Port);
             }
             (Ask::PortQueues, ReplyBody::Queue(queues)) => {
-                let may = |queue: &braid_openflow::multipart::QueueStats| switch.sees(slice, queue.port) && planned.spec.queues.contains(&queue.queue.0);
+                let may = |queue: &braid_openflow::multipart::QueueStats| {
+                    switch.sees(slice, queue.port) && planned.spec.queues.contains(&queue.queue.0)
+                };
                 let queues: Vec<_> = queues.into_iter().filter(may).collect();
                 self.respond_list(now, up, xid, queues, ReplyBody::Queue);
             }
             (Ask::Groups, ReplyBody::Group(groups)) => {
-                let names: BTreeMap<u32, u32> = switch.groups.range((slice, 0)..=(slice, u32::MAX)).map(|((_, own), (real, _))| (*real, *own)).collect();
+                let names: BTreeMap<u32, u32> =
+                    switch.groups.range((slice, 0)..=(slice, u32::MAX)).map(|((_, own), (real, _))| (*real, *own)).collect();
                 let named = |mut group: braid_openflow::multipart::GroupStats| {
                     group.group = GroupId(*names.get(&group.group.0)?);
                     Some(group)
@@ -188,7 +197,8 @@ impl Slicer {
                 self.respond_list(now, up, xid, groups, ReplyBody::Group);
             }
             (Ask::Meters, ReplyBody::Meter(meters)) => {
-                let names: BTreeMap<u32, u32> = switch.meters.range((slice, 0)..=(slice, u32::MAX)).map(|((_, own), (real, _))| (*real, *own)).collect();
+                let names: BTreeMap<u32, u32> =
+                    switch.meters.range((slice, 0)..=(slice, u32::MAX)).map(|((_, own), (real, _))| (*real, *own)).collect();
                 let named = |mut meter: braid_openflow::multipart::MeterStats| {
                     meter.meter = MeterId(*names.get(&meter.meter.0)?);
                     Some(meter)

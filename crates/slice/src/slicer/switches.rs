@@ -45,7 +45,11 @@ impl Slicer {
         let is_full = self.switches.len() >= self.settings.switches && !self.switches.contains_key(&datapath);
         if features.auxiliary != 0 || stands || is_full {
             if features.auxiliary == 0 {
-                let why = if stands { "another connection has the same datapath id: give each switch one of its own" } else { "there are too many switches" };
+                let why = if stands {
+                    "another connection has the same datapath id: give each switch one of its own"
+                } else {
+                    "there are too many switches"
+                };
                 self.trouble(now, None, Some(datapath), None, format!("{name} was refused: {why}"));
             }
             if let Some(down) = self.downs.get_mut(&id) {
@@ -119,7 +123,10 @@ impl Slicer {
             }
             Err(SendError::Encode(error)) => {
                 let origin = match pending {
-                    Pending::Row { origin, .. } | Pending::Group { origin, .. } | Pending::Meter { origin, .. } | Pending::Command { origin } => origin,
+                    Pending::Row { origin, .. }
+                    | Pending::Group { origin, .. }
+                    | Pending::Meter { origin, .. }
+                    | Pending::Command { origin } => origin,
                     Pending::Ask { origin, .. } => Some(origin),
                     _ => None,
                 };
@@ -134,7 +141,13 @@ impl Slicer {
                 } else {
                     down.connection.close();
                 }
-                self.trouble(now, None, Some(datapath), None, format!("its connection is ended: {error}; it is put in order when it returns"));
+                self.trouble(
+                    now,
+                    None,
+                    Some(datapath),
+                    None,
+                    format!("its connection is ended: {error}; it is put in order when it returns"),
+                );
                 None
             }
         }
@@ -188,8 +201,12 @@ impl Slicer {
             self.renew_groups(now, datapath);
         }
         let Some(switch) = self.switches.get(&datapath) else { return };
-        let see: Vec<ConnectionId> =
-            self.ups.iter().filter(|(_, up)| up.switch == datapath && switch.sees(up.slice, status.port.number)).map(|(id, _)| *id).collect();
+        let see: Vec<ConnectionId> = self
+            .ups
+            .iter()
+            .filter(|(_, up)| up.switch == datapath && switch.sees(up.slice, status.port.number))
+            .map(|(id, _)| *id)
+            .collect();
         for id in see {
             self.notify(id, Message::PortStatus(status.clone()));
         }
@@ -246,7 +263,13 @@ impl Slicer {
                 self.refuse(now, &origin, &Refusal::new(ErrorCode::BadRequestEperm, "the switch does not answer: ask again later"));
             }
             Pending::Reading(_) | Pending::Settled => {
-                self.trouble(now, None, Some(datapath), None, "it does not show its tables; its connection is ended, and it may return".to_owned());
+                self.trouble(
+                    now,
+                    None,
+                    Some(datapath),
+                    None,
+                    "it does not show its tables; its connection is ended, and it may return".to_owned(),
+                );
                 if let Some(down) = self.downs.get_mut(&id) {
                     down.connection.close();
                 }

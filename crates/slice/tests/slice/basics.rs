@@ -120,13 +120,20 @@ fn entries_look_as_their_controller_made_them_and_wildcard_deletes_touch_no_othe
         assert_eq!((shown[0].cookie, shown[0].priority, shown[0].traffic.packets), (Cookie(0xdead_beef_dead_beef), 100, Some(1)));
         assert_eq!(shown[0].matching.canonical(), Match::new([to(host(2))]).canonical());
         assert_eq!(shown[0].instructions, [Instruction::ApplyActions(vec![Action::output(PortNo::FLOOD)])]);
-        let all = FlowMod { command: FlowCommand::Delete, table: if version == Version::V1_0 { TableId(0) } else { TableId::ALL }, ..FlowMod::default() };
+        let all = FlowMod {
+            command: FlowCommand::Delete,
+            table: if version == Version::V1_0 { TableId(0) } else { TableId::ALL },
+            ..FlowMod::default()
+        };
         assert_eq!(world.refused("b", Message::FlowMod(all)), None);
         assert_eq!(flows(&mut world, "b", FlowQuery::default()).len(), 0);
         assert_eq!(flows(&mut world, "a", FlowQuery::default()).len(), 1);
         assert_eq!(world.frame(1, &datagram(host(1), host(2), 53, 7)).0, [2]);
         let aggregate = ask(&mut world, "a", RequestBody::Aggregate(FlowQuery::default()));
-        assert!(matches!(aggregate.as_slice(), [ReplyBody::Aggregate(sum)] if sum.flows == 1 && sum.traffic.packets == Some(2)), "{aggregate:?}");
+        assert!(
+            matches!(aggregate.as_slice(), [ReplyBody::Aggregate(sum)] if sum.flows == 1 && sum.traffic.packets == Some(2)),
+            "{aggregate:?}"
+        );
     }
 }
 
@@ -189,7 +196,8 @@ fn the_end_of_an_entry_is_reported_once_as_the_controller_knows_it() {
 #[test]
 fn packet_outs_stay_within_the_slice() {
     for version in Version::ALL {
-        let mut world = World::with_switch(&[("a", slice(vec![at(&[1, 2], &[from(host(1))])])), ("b", slice(vec![at(&[3], &[])]))], version, 3);
+        let mut world =
+            World::with_switch(&[("a", slice(vec![at(&[1, 2], &[from(host(1))])])), ("b", slice(vec![at(&[3], &[])]))], version, 3);
         let (own, foreign) = (datagram(host(1), host(2), 53, 7), datagram(host(9), host(2), 53, 7));
         let none = if version == Version::V1_0 { PortNo::ANY } else { PortNo::CONTROLLER };
         let mut sent = |message: Message| {
@@ -248,10 +256,17 @@ fn ports_are_shown_to_their_slices_only() {
     let answer = ask(&mut world, "b", RequestBody::Port(PortNo::ANY));
     let [ReplyBody::Port(counters)] = answer.as_slice() else { panic!() };
     assert_eq!(counters.iter().map(|port| port.port.0).collect::<Vec<_>>(), [3, 4]);
-    assert_eq!(world.refused("b", Message::MultipartRequest(MultipartRequest::new(RequestBody::Port(PortNo(1))))), Some(ErrorCode::BadRequestBadPort));
+    assert_eq!(
+        world.refused("b", Message::MultipartRequest(MultipartRequest::new(RequestBody::Port(PortNo(1))))),
+        Some(ErrorCode::BadRequestBadPort)
+    );
     let status = |world: &World, slice: &str| {
         let id = world.tenant(slice, 1);
-        world.tenants[&id].events.iter().filter(|event| matches!(event, Event::Message { message, .. } if matches!(&**message, Message::PortStatus(_)))).count()
+        world.tenants[&id]
+            .events
+            .iter()
+            .filter(|event| matches!(event, Event::Message { message, .. } if matches!(&**message, Message::PortStatus(_))))
+            .count()
     };
     world.tenants.values_mut().for_each(|tenant| tenant.events.clear());
     world.model().set_port(4, false);
@@ -309,7 +324,9 @@ fn limits_hold_and_other_slices_notice_nothing() {
     let mut world = World::with_switch(&[a, b], Version::V1_3, 4);
     let mut full = 0;
     for number in 0..20 {
-        full += usize::from(world.refused("a", Message::FlowMod(add(number, &[to(host(1))], out(2)))) == Some(ErrorCode::FlowModFailedTableFull));
+        full += usize::from(
+            world.refused("a", Message::FlowMod(add(number, &[to(host(1))], out(2)))) == Some(ErrorCode::FlowModFailedTableFull),
+        );
     }
     // Each entry is one row for each of two ports.
     assert_eq!(full, 15);
@@ -318,7 +335,9 @@ fn limits_hold_and_other_slices_notice_nothing() {
         world.send(slice, Message::FlowMod(delete));
         world.send(slice, Message::FlowMod(add(0, &[], vec![Action::output(PortNo::CONTROLLER)])));
     }
-    let got = |world: &mut World, port| (0..200).filter(|number| !world.frame(port, &datagram(host(1), host(2), 53, *number)).1.is_empty()).count();
+    let got = |world: &mut World, port| {
+        (0..200).filter(|number| !world.frame(port, &datagram(host(1), host(2), 53, *number)).1.is_empty()).count()
+    };
     assert_eq!((got(&mut world, 1), got(&mut world, 3)), (20, 200));
     let dropped: Vec<u64> = world.slicer.snapshot().slices.iter().map(|slice| slice.counters.dropped).collect();
     assert_eq!(dropped, [0, 180, 0]);
@@ -382,7 +401,10 @@ fn each_slice_elects_a_master_of_its_own() {
     world.send_from(ids[0], master(1));
     world.send_from(ids[1], master(2));
     let events = world.send_from(ids[0], Message::FlowMod(add(1, &[], out(2))));
-    assert!(events.iter().any(|event| matches!(event, Event::Failed { error, .. } if error.code == ErrorCode::BadRequestIsSlave)), "{events:?}");
+    assert!(
+        events.iter().any(|event| matches!(event, Event::Failed { error, .. } if error.code == ErrorCode::BadRequestIsSlave)),
+        "{events:?}"
+    );
     let stale = world.send_from(ids[0], master(1));
     assert!(stale.iter().any(|event| matches!(event, Event::Failed { error, .. } if error.code == ErrorCode::RoleRequestFailedStale)));
     assert_eq!(world.refused("b", Message::FlowMod(add(1, &[], out(3)))), None);

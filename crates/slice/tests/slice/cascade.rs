@@ -4,7 +4,7 @@ use braid_model::Time;
 use braid_openflow::action::Action;
 use braid_openflow::ids::PortNo;
 use braid_openflow::{Message, Version};
-use braid_slice::{ConnectionId, Dial, LinkId, Settings, Slicer, SliceSpec, SwitchPhase, Wanted};
+use braid_slice::{ConnectionId, Dial, LinkId, Settings, SliceSpec, Slicer, SwitchPhase, Wanted};
 use braid_switch::frames::{datagram, host};
 use bytes::Bytes;
 

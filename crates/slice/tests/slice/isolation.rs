@@ -157,7 +157,8 @@ fn any_match(random: &mut Random) -> Match {
 }
 
 fn any_port(random: &mut Random) -> PortNo {
-    let reserved = [PortNo::IN_PORT, PortNo::TABLE, PortNo::NORMAL, PortNo::FLOOD, PortNo::ALL, PortNo::CONTROLLER, PortNo::LOCAL, PortNo::ANY];
+    let reserved =
+        [PortNo::IN_PORT, PortNo::TABLE, PortNo::NORMAL, PortNo::FLOOD, PortNo::ALL, PortNo::CONTROLLER, PortNo::LOCAL, PortNo::ANY];
     if random.below(3) == 0 { random.one(&reserved) } else { PortNo(random.below(7) as u32) }
 }
 
@@ -194,7 +195,8 @@ fn action_count(action: &mut impl FnMut() -> Action) -> usize {
 fn any_flow(random: &mut Random, version: Version) -> FlowMod {
     use FlowCommand::*;
     let command = random.one(&[Add, Add, Add, Add, Add, Add, Modify, ModifyStrict, Delete, DeleteStrict]);
-    let forged = [0xb5cu64 << 52 | 1 << 40 | random.below(50), 0xb5cu64 << 52 | 2 << 40 | random.below(50), 0xb5cf_ff00_0000_0000, 7, u64::MAX];
+    let forged =
+        [0xb5cu64 << 52 | 1 << 40 | random.below(50), 0xb5cu64 << 52 | 2 << 40 | random.below(50), 0xb5cf_ff00_0000_0000, 7, u64::MAX];
     let mut flow = FlowMod {
         command,
         cookie: Cookie(random.one(&forged)),
@@ -237,10 +239,10 @@ fn any_message(random: &mut Random, version: Version) -> Message {
         (16, _) => {
             let port = PortNo(random.below(7) as u32);
             Message::MultipartRequest(MultipartRequest::new(random.one(&[
-            RequestBody::Flow(FlowQuery::default()),
-            RequestBody::Aggregate(FlowQuery::default()),
-            RequestBody::Port(port),
-        ])))
+                RequestBody::Flow(FlowQuery::default()),
+                RequestBody::Aggregate(FlowQuery::default()),
+                RequestBody::Port(port),
+            ])))
         }
         (17, Version::V1_3) => {
             let bucket = |random: &mut Random| Bucket {
@@ -251,7 +253,12 @@ fn any_message(random: &mut Random, version: Version) -> Message {
             };
             let buckets = (0..random.below(4)).map(|_| bucket(random)).collect();
             let command = random.one(&[ModCommand::Add, ModCommand::Add, ModCommand::Modify, ModCommand::Delete]);
-            Message::GroupMod(GroupMod { command, kind: GroupKind::All, group: GroupId(random.one(&[0, 1, 2, 3, GroupId::ALL.0])), buckets })
+            Message::GroupMod(GroupMod {
+                command,
+                kind: GroupKind::All,
+                group: GroupId(random.one(&[0, 1, 2, 3, GroupId::ALL.0])),
+                buckets,
+            })
         }
         (18, Version::V1_3) => Message::MeterMod(MeterMod {
             command: random.one(&[ModCommand::Add, ModCommand::Modify, ModCommand::Delete]),
@@ -265,7 +272,11 @@ fn any_message(random: &mut Random, version: Version) -> Message {
 
 /// What the victim does: it forwards by address, and floods the rest; with 1.3, its miss goes to its controller.
 fn serve(world: &mut World, reference: &Reference, version: Version) {
-    let ports: Vec<u32> = (1..=PORTS).filter(|port| reference.0.iter().any(|(name, spec)| name == VICTIM && spec.space.iter().any(|part| part.ports.contains(PortNo(*port))))).collect();
+    let ports: Vec<u32> = (1..=PORTS)
+        .filter(|port| {
+            reference.0.iter().any(|(name, spec)| name == VICTIM && spec.space.iter().any(|part| part.ports.contains(PortNo(*port))))
+        })
+        .collect();
     for number in 1..=4u8 {
         let port = ports[usize::from(number) % ports.len()];
         let _ = world.refused(VICTIM, Message::FlowMod(add(100, &[to(host(number))], out(port))));
@@ -379,7 +390,9 @@ fn half_messages_and_noise_end_one_connection_at_most() {
         world.pass(Duration::from_secs(20));
         let id = world.tenant(HOSTILE, 1);
         let mut bytes = Vec::new();
-        any_message(&mut random, Version::V1_3).encode(Version::V1_3, braid_openflow::ids::Xid(random.next() as u32), &mut bytes).unwrap_or(());
+        any_message(&mut random, Version::V1_3)
+            .encode(Version::V1_3, braid_openflow::ids::Xid(random.next() as u32), &mut bytes)
+            .unwrap_or(());
         for _ in 0..random.below(4) {
             if !bytes.is_empty() {
                 let at = random.below(bytes.len() as u64) as usize;

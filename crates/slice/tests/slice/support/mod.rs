@@ -345,8 +345,10 @@ impl Random {
 
 /// The seed: that of the environment, or one that each run has.
 pub fn seed(name: &str) -> u64 {
-    let seed = std::env::var("BRAID_SLICE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()) << 16 | 1);
+    let seed = std::env::var("BRAID_SLICE_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| u64::from(std::process::id()) << 16 | 1);
     eprintln!("{name}: BRAID_SLICE_SEED={seed}");
     seed
 }
-
