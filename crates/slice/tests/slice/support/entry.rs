@@ -34,6 +34,7 @@ pub fn slicer(bytes: &[u8]) {
             // A whole message of any kind, with the right version and length.
             0..=4 => {
                 let mut message = take(length + 1);
+                message.resize(message.len().max(1), 0);
                 let Some(id) = connection(&world, "hostile") else { continue };
                 let kind = message.first().copied().unwrap_or_default() % 30;
                 let size = (message.len() + 7) as u16;
@@ -49,6 +50,7 @@ pub fn slicer(bytes: &[u8]) {
             6 => {
                 // The switch lies.
                 let mut message = take(length + 1);
+                message.resize(message.len().max(1), 0);
                 let Some(id) = world.switches.keys().next().copied() else { continue };
                 let kind = message.first().copied().unwrap_or_default() % 30;
                 let size = (message.len() + 7) as u16;
