@@ -497,6 +497,7 @@ fn value_of(field: Field, port: u32, frame: &[u8]) -> Option<u128> {
         Field::EthType => number(12, 2),
         Field::IpProto if number(12, 2) == Some(0x0800) => number(23, 1),
         Field::IpProto if number(12, 2) == Some(0x86dd) => number(20, 1),
+        Field::Ipv4Src if number(12, 2) == Some(0x0800) => number(26, 4),
         Field::UdpSrc if is_udp => number(34, 2),
         Field::UdpDst if is_udp => number(36, 2),
         _ => None,
