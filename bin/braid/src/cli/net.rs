@@ -7,7 +7,7 @@ use std::time::Duration;
 use braid_daemon::controller::MANAGERS;
 use clap::{Args, Subcommand};
 
-use super::{Identity, NetJoin, PageOptions};
+use super::{Identity, NetJoin, PageOptions, SfnetCommand};
 
 /// The network's side: one OpenFlow controller over Wi-Fi, cellular and wire, for devices that use many networks at once.
 #[derive(Debug, Args)]
@@ -62,6 +62,7 @@ pub(crate) enum NetAction {
         #[arg(long, value_name = "DIR", default_value = ".")]
         out: PathBuf,
     },
+    Sfnet(Box<SfnetCommand>),
     /// Ask a host that runs Braid to go to an access point.
     Move {
         /// Ethernet address of the host, as `status` shows it.
