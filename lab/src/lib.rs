@@ -40,10 +40,10 @@ mod moves;
 mod namespace;
 pub mod net_demo;
 pub mod network;
-pub mod slicer;
 pub mod relay;
 mod responder;
 mod site;
+pub mod slicer;
 mod spec;
 pub mod ssh;
 #[allow(unsafe_code)]

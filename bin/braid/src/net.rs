@@ -14,7 +14,7 @@ use braid_model::Rate;
 use crate::cli::{Net, NetAction};
 use crate::client::{self, ClientError};
 use crate::table::{Cell, Page, Tone, cell, numbers, percent, rate, toned, words};
-use crate::{net_join, net_slice, print, print_accepted, start, ui};
+use crate::{net_join, net_sfnet, net_slice, print, print_accepted, start, ui};
 
 /// Runs the command.
 pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
@@ -34,6 +34,7 @@ pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
         NetAction::Slicer(options) => net_slice::serve(options, verbose)?,
         NetAction::Slice(action) => net_slice::run(action)?,
         NetAction::Join(join) => net_join::join(*join, verbose)?,
+        NetAction::Sfnet(command) => net_sfnet::run(*command)?,
         NetAction::Key(identity) => net_join::key(&identity)?,
         NetAction::Demo { out } => demo(&out)?,
         NetAction::Ui { print, at } => {
@@ -73,6 +74,14 @@ fn ready(listens: &Listens) {
     if let Some((clients, key)) = &listens.clients {
         let clients: Vec<String> = clients.iter().map(ToString::to_string).collect();
         let _ = writeln!(io::stdout(), "it takes clients on {}: `braid net join --controller-key {key}`", clients.join(", "));
+    }
+    if !listens.programs.is_empty() {
+        let programs: Vec<String> = listens.programs.iter().map(ToString::to_string).collect();
+        let _ = writeln!(io::stdout(), "it takes programs on {}: `braid net sfnet`", programs.join(", "));
+    }
+    if let Some((programs, key)) = &listens.programs_tls {
+        let programs: Vec<String> = programs.iter().map(ToString::to_string).collect();
+        let _ = writeln!(io::stdout(), "it takes programs with TLS on {}: `braid net sfnet --controller-key {key}`", programs.join(", "));
     }
 }
 

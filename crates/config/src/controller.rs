@@ -1,7 +1,10 @@
 //! Reads the configuration of a network's controller (`braid net controller --config`). `controller.example.toml` explains every key.
 
+mod programs;
 #[cfg(test)]
 mod tests;
+
+pub use programs::SfnetSettings;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,6 +19,7 @@ use braid_model::key::PublicKey;
 use braid_model::{Mac, Rate};
 use braid_network::mobility::{FlowMode, NAMES};
 use braid_network::paths::Weight;
+use braid_network::sfnet::HostRights;
 use braid_network::{Access, AccessId, AccessKind, Channel, FlowSpec, GroupSpec, Place, group_address};
 
 use super::links::mac;
@@ -35,6 +39,8 @@ pub struct ControllerConfig {
     pub tls: Option<TlsFiles>,
     /// Where clients connect.
     pub clients_listen: Vec<SocketAddr>,
+    /// Programs that ask the network; `None`: they are not served.
+    pub sfnet: Option<SfnetSettings>,
     /// Access points. Neither an address nor a place is there twice.
     pub accesses: Vec<Access>,
     /// Weights of links, by the port at either end. No port is there twice.
@@ -84,6 +90,8 @@ pub struct HostSettings {
     pub slice: Option<String>,
     /// The most that it sends and receives.
     pub limit: Option<Rate>,
+    /// What its programs may ask the network; `None`: what all may.
+    pub programs: Option<HostRights>,
 }
 
 const KINDS: [(&str, AccessKind); 3] = [("wired", AccessKind::Wired), ("wifi", AccessKind::Wifi), ("cellular", AccessKind::Cellular)];
@@ -128,6 +136,7 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
     let tls = section.take("tls").and_then(|value| value.section("[tls]")).and_then(tls);
     let clients = section.take("clients").and_then(|value| value.section("[clients]"));
     let clients_listen = clients.map(clients_listen).unwrap_or_default();
+    let sfnet = section.take("sfnet").and_then(|value| value.section("[sfnet]")).map(programs::sfnet);
     let (mut ids, mut places) = (Lines::new(), Lines::new());
     let accesses = entries(&mut section, "access", "an [[access]] entry", |section| access(section, &mut ids, &mut places));
     let mut ends = Lines::new();
@@ -141,7 +150,8 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
     let mut specs = Lines::new();
     let flows = entries(&mut section, "flow", "a [[flow]] entry", |section| flow(section, &mut specs));
     section.finish();
-    ControllerConfig { listen, manager, hold, tls, clients_listen, accesses, weights, slices, hosts, groups, flows, warnings: Vec::new() }
+    let warnings = Vec::new();
+    ControllerConfig { listen, manager, hold, tls, clients_listen, sfnet, accesses, weights, slices, hosts, groups, flows, warnings }
 }
 
 /// The entries of a list of tables.
@@ -297,8 +307,9 @@ fn host(mut section: Section<'_>, slices: &[SliceSettings], macs: &mut Lines<Mac
             value.refuse(format!("{limit} is too low"), format!("write at least {LEAST_LIMIT}"))
         }
     });
+    let programs = section.take("programs").and_then(|value| programs::rights(&value));
     section.finish();
-    Some(HostSettings { mac: address?, key, manager, slice, limit })
+    Some(HostSettings { mac: address?, key, manager, slice, limit, programs })
 }
 
 fn group(mut section: Section<'_>, addresses: &mut Lines<Mac>) -> Option<GroupSpec> {

@@ -5,6 +5,7 @@
 
 mod clients;
 pub(crate) mod connections;
+mod programs;
 mod settings;
 pub(crate) mod tls;
 mod view;
@@ -28,6 +29,7 @@ use braid_http::{Api, Request, ServeError, Server, Serving, Ui, UiOptions};
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Rate, Time};
 use braid_network::mobility::{Balance, BalanceTerms, HoldFrom, Hoolock, NCast, Predict, Report};
+use braid_network::sfnet::Offer;
 use braid_network::wire::ALPN;
 use braid_network::{Config, ConnectionId, Controller, Event};
 use braid_peer::keys::KeyPair;
@@ -47,6 +49,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::system::notify;
 use clients::{ClientArrival, Clients};
 use connections::{Arrival, Newcomer};
+use programs::{ProgramArrival, Programs};
 use settings::Applied;
 
 /// Where switches connect if nothing else is said.
@@ -123,6 +126,10 @@ pub struct Listens {
     pub tls: bool,
     /// Where clients connect, and the key that they name.
     pub clients: Option<(Vec<SocketAddr>, PublicKey)>,
+    /// Where programs connect that ask the network.
+    pub programs: Vec<SocketAddr>,
+    /// The same with TLS, and the key that the controller proves.
+    pub programs_tls: Option<(Vec<SocketAddr>, PublicKey)>,
 }
 
 /// Runs a controller until a signal ends it. The entries of the switches stay. `ready` is called once switches can connect.
@@ -150,12 +157,18 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
         let remedy = || format!("cannot listen on {address} for switches: end what uses it, or choose another address with --listen");
         listeners.push(TcpListener::bind(address).await.with_context(remedy)?);
     }
-    let identity = Some(&config.clients_listen).filter(|listen| !listen.is_empty()).map(|_| identity(&options.state_dir)).transpose()?;
+    let with_tls = config.sfnet.as_ref().is_some_and(|sfnet| !sfnet.tls_listen.is_empty());
+    let needs_keys = with_tls || !config.clients_listen.is_empty();
+    let identity = needs_keys.then(|| identity(&options.state_dir)).transpose()?;
     let mut client_listeners = Vec::new();
     for address in &config.clients_listen {
         let remedy = || format!("cannot listen on {address} for clients: end what uses it, or choose another address in [clients]");
         client_listeners.push(TcpListener::bind(address).await.with_context(remedy)?);
     }
+    let program_sockets = match &config.sfnet {
+        Some(settings) => Some(programs::Sockets::open(settings).await?),
+        None => None,
+    };
     let server = Server::bind(socket).map_err(|error| match error {
         ServeError::InUse(path) => {
             anyhow::anyhow!(
@@ -169,8 +182,10 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
     crate::privilege::narrow_to_nothing().context("cannot drop the privileges that are not needed")?;
     let listens = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let clients = client_listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
-    let clients = identity.as_ref().map(|identity| (clients, identity.public()));
-    let listens = Listens { switches: listens, tls: acceptor.is_some(), clients };
+    let key = identity.as_ref().map(KeyPair::public);
+    let clients = key.filter(|_| !clients.is_empty()).map(|key| (clients, key));
+    let (programs, programs_tls) = program_sockets.as_ref().map(|sockets| sockets.addresses(key)).transpose()?.unwrap_or_default();
+    let listens = Listens { switches: listens, tls: acceptor.is_some(), clients, programs, programs_tls };
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     // Without a file the signal ends the process, as usual.
     let mut hangup = options.config.as_ref().map(|_| signal(SignalKind::hangup())).transpose()?;
@@ -190,8 +205,14 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
             |listener| tokio::spawn(clients::accept(listener, acceptor.clone(), places.clone(), known.clone(), client_arrivals.clone()));
         accepting.extend(client_listeners.into_iter().map(accept));
     }
+    let (program_arrivals, mut program_arrived) = mpsc::channel(MAX_WAITING);
+    let offer = programs::offer(&config, key);
+    if let Some(sockets) = program_sockets {
+        accepting.extend(sockets.serve(identity.as_ref(), offer.as_ref(), &known, &program_arrivals)?);
+    }
     let mut switches = Switches {
-        controller: controller(&config)?,
+        controller: controller(&config, offer)?,
+        programs: Programs::new(&config),
         config: ControllerConfig::default(),
         applied: Applied::default(),
         connections: BTreeMap::new(),
@@ -214,6 +235,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
             () = received(&mut hangup) => switches.reload(options),
             Some(arrival) = arrived.recv() => switches.on_arrival(arrival),
             Some(arrival) = client_arrived.recv() => switches.on_client(arrival),
+            Some(arrival) = program_arrived.recv() => switches.on_program(arrival),
             request = inbox.recv() => match request {
                 None => break,
                 Some(request) => switches.on_request(request, &listens),
@@ -269,12 +291,12 @@ async fn received(signal: &mut Option<Signal>) {
 }
 
 /// A controller with the managers of [`MANAGERS`]. Frames of an earlier start prove no link any more.
-fn controller(config: &ControllerConfig) -> anyhow::Result<Controller> {
+fn controller(config: &ControllerConfig, offer: Option<Offer>) -> anyhow::Result<Controller> {
     let mut key = [0; 32];
     for part in key.chunks_exact_mut(8) {
         part.copy_from_slice(&shared::random()?.to_ne_bytes());
     }
-    let mut controller = Controller::new(Config::new(key), now());
+    let mut controller = Controller::new(Config { offer, ..Config::new(key) }, now());
     let hold = config.hold.unwrap_or(DEFAULT_HOLD);
     let hoolock = || Hoolock::new(hold, HoldFrom::default());
     controller.add_manager(Box::new(hoolock()));
@@ -337,6 +359,8 @@ struct Switches {
     log: Log,
     arrivals: mpsc::Sender<Arrival>,
     clients: Clients,
+    /// Programs that ask the network, if the configuration says so.
+    programs: Option<Programs>,
     /// The hosts whose keys are in the configuration.
     keys: watch::Sender<clients::Keys>,
     /// When clients are told the loads of access points next.
@@ -346,7 +370,8 @@ struct Switches {
 impl Switches {
     /// When something is due.
     fn poll_timeout(&self) -> Option<Time> {
-        self.controller.poll_timeout().into_iter().chain(self.next_retry()).min()
+        let of_programs = self.programs.as_ref().and_then(Programs::poll_timeout);
+        self.controller.poll_timeout().into_iter().chain(self.next_retry()).chain(of_programs).min()
     }
 
     fn is_due(&self) -> bool {
@@ -431,6 +456,16 @@ impl Switches {
 
     /// Takes what the controller has for switches and for the log.
     fn pump(&mut self) {
+        // What programs ask for makes bytes for switches, and events.
+        loop {
+            let has_news = self.take_news();
+            if let Some(programs) = &mut self.programs {
+                programs.pump(&mut self.controller);
+            }
+            if !has_news {
+                break;
+            }
+        }
         for (id, connection) in &mut self.connections {
             let mut piece = Vec::new();
             if !connection.is_writing && self.controller.poll_part(*id, PIECE, &mut piece) && !piece.is_empty() {
@@ -451,24 +486,44 @@ impl Switches {
                 }
             });
         }
-        while let Some(event) = self.controller.poll_event() {
-            if let Event::HostNew { host, .. } = &event {
-                self.is_there(*host);
-            }
-            self.log.write(&event.to_string(), is_trouble(&event));
-        }
         while let Some((host, notice)) = self.controller.poll_notice() {
             self.clients.tell(&mut self.controller, host, notice);
-        }
-        while let Some((host, reservation)) = self.controller.poll_reservation() {
-            if let Some(line) = self.clients.tell_reservation(&mut self.controller, host, &reservation) {
-                self.log.write(&line, false);
-            }
         }
         if now() >= self.next_loads {
             self.next_loads = now() + LOADS;
             self.clients.tell_loads(self.controller.utilisations().collect());
             self.clients.tell_free(&self.controller);
+        }
+    }
+
+    /// Takes what the controller reports, for the log, for clients and for programs. `true` if there was something.
+    fn take_news(&mut self) -> bool {
+        let mut has_news = false;
+        while let Some(event) = self.controller.poll_event() {
+            has_news = true;
+            if let Event::HostNew { host, .. } = &event {
+                self.is_there(*host);
+            }
+            self.log.write(&event.to_string(), is_trouble(&event));
+            if let Some(programs) = &mut self.programs {
+                programs.event(&mut self.controller, &event);
+            }
+        }
+        while let Some((host, reservation)) = self.controller.poll_reservation() {
+            has_news = true;
+            if let Some(programs) = &mut self.programs {
+                programs.reserved(&mut self.controller, host, &reservation);
+            }
+            if let Some(line) = self.clients.tell_reservation(&mut self.controller, host, &reservation) {
+                self.log.write(&line, false);
+            }
+        }
+        has_news
+    }
+
+    fn on_program(&mut self, arrival: ProgramArrival) {
+        if let Some(programs) = &mut self.programs {
+            programs.on_arrival(&mut self.controller, arrival);
         }
     }
 

@@ -22,8 +22,8 @@ use braid_api::openapi::Needs;
 use braid_api::{
     Accepted, AdhocChange, AdhocStatus, AdhocUp, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest,
     Explanation, Fact, FactChange, Gains, History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, NetworkChange,
-    NetworkStatus, Note, Peer as PeerView, PolicyView, Problem, ProgramRule, Resolution, RewriteRequest, Rewritten, RuleChange, SliceChange, SlicerStatus, Status,
-    TradeoffPoint,
+    NetworkStatus, Note, Peer as PeerView, PolicyView, Problem, ProgramRule, Resolution, RewriteRequest, Rewritten, RuleChange,
+    SliceChange, SlicerStatus, Status, TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::{AppsView, Program};

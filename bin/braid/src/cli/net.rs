@@ -8,7 +8,7 @@ use braid_daemon::controller::MANAGERS;
 use clap::{Args, Subcommand};
 
 use super::net_slice::{SliceAction, Slicer};
-use super::{Identity, NetJoin, PageOptions};
+use super::{Identity, NetJoin, PageOptions, SfnetCommand};
 
 /// The network's side: one OpenFlow controller over Wi-Fi, cellular and wire, for devices that use many networks at once.
 #[derive(Debug, Args)]
@@ -70,6 +70,7 @@ pub(crate) enum NetAction {
         #[arg(long, value_name = "DIR", default_value = ".")]
         out: PathBuf,
     },
+    Sfnet(Box<SfnetCommand>),
     /// Ask a host that runs Braid to go to an access point.
     Move {
         /// Ethernet address of the host, as `status` shows it.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use braid_api::{Accepted, AdhocStatus, NetworkStatus, SlicerStatus, Note, Status};
+use braid_api::{Accepted, AdhocStatus, NetworkStatus, Note, SlicerStatus, Status};
 use braid_config::settings::Settings;
 use braid_control::RequestError;
 use braid_control::config::Config;
