@@ -104,7 +104,7 @@ const WEIGHTS: std::ops::RangeInclusive<u64> = 10..=100_000;
 const NAME_LIMIT: usize = 64;
 
 /// Lines in which something was named.
-type Lines<K> = BTreeMap<K, usize>;
+pub(super) type Lines<K> = BTreeMap<K, usize>;
 
 /// Reads a file.
 pub fn load(path: &Path) -> Result<ControllerConfig, ConfigErrors> {
@@ -145,13 +145,13 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
 }
 
 /// The entries of a list of tables.
-fn entries<T>(document: &mut Section<'_>, key: &'static str, what: &'static str, mut read: impl FnMut(Section<'_>) -> Option<T>) -> Vec<T> {
+pub(super) fn entries<T>(document: &mut Section<'_>, key: &'static str, what: &'static str, mut read: impl FnMut(Section<'_>) -> Option<T>) -> Vec<T> {
     let values = document.take(key).and_then(|value| value.list()).unwrap_or_default();
     values.iter().filter_map(|value| read(value.section(what)?)).collect()
 }
 
 /// Refuses what an earlier line names.
-fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<usize>, what: &str) -> Option<()> {
+pub(super) fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<usize>, what: &str) -> Option<()> {
     match lines.entry(key) {
         Entry::Vacant(entry) => {
             entry.insert(reader.line(span));
@@ -164,7 +164,7 @@ fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<
     }
 }
 
-fn addresses(value: &Value<'_>, example: &str) -> Vec<SocketAddr> {
+pub(super) fn addresses(value: &Value<'_>, example: &str) -> Vec<SocketAddr> {
     let (mut lines, wanted) = (Lines::new(), format!("an address with a port such as {example}"));
     let address = |value: &Value<'_>| {
         let address: SocketAddr = value.parsed(&wanted)?;

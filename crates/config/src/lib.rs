@@ -19,6 +19,7 @@ mod network;
 pub mod profiles;
 mod reader;
 pub mod settings;
+pub mod snmp_slicer;
 mod targets;
 #[cfg(test)]
 mod tests;
