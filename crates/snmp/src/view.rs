@@ -107,7 +107,8 @@ impl Part {
             }
             Self::Table { entry, columns, rows, write } => match name.parts().get(entry.parts().len()..) {
                 Some([column, index @ ..]) if name.starts_with(entry) => {
-                    let sees = columns.as_ref().is_none_or(|columns| columns.contains(column));
+                    // Columns have numbers from 1 (RFC 2578 section 7.7).
+                    let sees = *column > 0 && columns.as_ref().is_none_or(|columns| columns.contains(column));
                     (sees && rows.iter().any(|row| index.starts_with(row)), write.contains(column))
                 }
                 _ => (false, false),
@@ -130,9 +131,8 @@ impl Part {
             }
             Self::Table { entry, columns, rows, .. } => {
                 let first = rows.first()?;
-                // Columns have numbers from 1 (RFC 2578 section 7.7).
                 let column_from = |least: u32| match columns {
-                    Some(columns) => columns.range(least..).next().copied(),
+                    Some(columns) => columns.range(least.max(1)..).next().copied(),
                     None => Some(least.max(1)),
                 };
                 let (column, index) = match name.parts().get(entry.parts().len()..) {

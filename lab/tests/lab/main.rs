@@ -52,6 +52,7 @@ mod proxy_clients;
 mod reservations;
 mod run_bond;
 mod run_connects;
+mod snmp;
 mod support;
 mod traffic;
 mod virtual_interface;

@@ -223,7 +223,7 @@ fn regression_a_message_that_claims_authentication_needs_a_digest() {
     bytes[at] = 0;
     bytes[1] -= cut;
     // The security parameters: the OCTET STRING and the SEQUENCE inside.
-    let outer = bytes.windows(2).position(|pair| pair[0] == 4 && usize::from(pair[1]) > 40).unwrap();
+    let outer = bytes.windows(4).position(|head| head[0] == 4 && head[2] == 0x30 && head[1] == head[3] + 2).unwrap();
     bytes[outer + 1] -= cut;
     bytes[outer + 3] -= cut;
     let Ok(Message::Secured(cut)) = Message::decode(&bytes) else { panic!("{bytes:?}") };

@@ -19,7 +19,7 @@ fn shows(part: &Part, name: &Oid) -> bool {
             let Some((column, index)) = text.strip_prefix(&format!("{entry}.")).and_then(|rest| rest.split_once('.')) else { return false };
             let row = |row: &Vec<u32>| row.iter().map(u32::to_string).collect::<Vec<_>>().join(".");
             let column: u32 = column.parse().unwrap();
-            columns.as_ref().is_none_or(|columns| columns.contains(&column)) && rows.iter().any(|one| below(index, &row(one)))
+            column > 0 && columns.as_ref().is_none_or(|columns| columns.contains(&column)) && rows.iter().any(|one| below(index, &row(one)))
         }
     }
 }
@@ -59,11 +59,7 @@ proptest! {
         room in 2..60usize,
     ) {
         let tree: BTreeMap<Oid, Value> = objects.into_iter().collect();
-        // A column without a number from 1 is in no table.
-        let seen: BTreeMap<Oid, Value> = tree.clone().into_iter().filter(|(name, _)| {
-            let in_column_0 = |part: &Part| matches!(part, Part::Table { entry, .. } if name.parts().get(entry.parts().len()) == Some(&0));
-            parts.iter().any(|part| shows(part, name) && !in_column_0(part))
-        }).collect();
+        let seen: BTreeMap<Oid, Value> = tree.clone().into_iter().filter(|(name, _)| parts.iter().any(|part| shows(part, name))).collect();
         let view = View::new(parts.clone());
         for name in tree.keys() {
             prop_assert_eq!(view.access(name) > braid_snmp::Access::None, parts.iter().any(|part| shows(part, name)), "{}", name);
@@ -115,6 +111,15 @@ fn regression_walks_reach_rows_with_index_zero() {
     let tree = Tree::new([(oid("1.3.6.1.5.1.1.0"), Value::Integer(1)), (oid("1.3.6.1.5.1.2.0"), Value::Integer(2))]);
     let setup = Setup { devices: vec![device("ap1")], slices: vec![slice("blue", vec![table("1.3.6.1.5.1", &[&[0]], &[])])], ..Setup::default() };
     assert_eq!(World::new(setup, vec![tree]).walk("blue").len(), 2);
+}
+
+#[test]
+fn regression_a_table_has_no_column_0() {
+    let tree = Tree::new([(oid("1.3.6.1.5.0.2"), Value::Integer(1)), (oid("1.3.6.1.5.1.2"), Value::Integer(2))]);
+    let setup = Setup { devices: vec![device("ap1")], slices: vec![slice("blue", vec![table("1.3.6.1.5", &[&[2]], &[0])])], ..Setup::default() };
+    let mut world = World::new(setup, vec![tree]);
+    assert_eq!(world.walk("blue"), [(oid("1.3.6.1.5.1.2"), Value::Integer(2))]);
+    assert!(matches!(world.get("blue", "1.3.6.1.5.0.2"), Value::NoSuchObject | Value::NoSuchInstance));
 }
 
 #[test]
