@@ -145,7 +145,12 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
 }
 
 /// The entries of a list of tables.
-pub(super) fn entries<T>(document: &mut Section<'_>, key: &'static str, what: &'static str, mut read: impl FnMut(Section<'_>) -> Option<T>) -> Vec<T> {
+pub(super) fn entries<T>(
+    document: &mut Section<'_>,
+    key: &'static str,
+    what: &'static str,
+    mut read: impl FnMut(Section<'_>) -> Option<T>,
+) -> Vec<T> {
     let values = document.take(key).and_then(|value| value.list()).unwrap_or_default();
     values.iter().filter_map(|value| read(value.section(what)?)).collect()
 }

@@ -214,7 +214,8 @@ fn device(mut section: Section<'_>, names: &mut Lines<String>, listens: &mut Lin
 
 /// The secrets of a manager or of an agent.
 fn credentials(section: &mut Section<'_>, users: &mut Lines<String>) -> Option<CredentialFiles> {
-    const WANTED: &str = "write community_file = \"/etc/braid/snmp/NAME.community\" for SNMPv2c; or user, auth, auth_file and privacy_file for SNMPv3";
+    const WANTED: &str =
+        "write community_file = \"/etc/braid/snmp/NAME.community\" for SNMPv2c; or user, auth, auth_file and privacy_file for SNMPv3";
     let (reader, span) = (section.reader, section.span.clone());
     let community = section.take("community_file");
     let user = section.take("user");
@@ -222,7 +223,10 @@ fn credentials(section: &mut Section<'_>, users: &mut Lines<String>) -> Option<C
     match (community, user) {
         (Some(community), None) => {
             if let Some(value) = [auth, auth_file, privacy_file].into_iter().flatten().next() {
-                return value.refuse(format!("{} belongs to a user of SNMPv3", value.key), "remove it, or write user in place of community_file".into());
+                return value.refuse(
+                    format!("{} belongs to a user of SNMPv3", value.key),
+                    "remove it, or write user in place of community_file".into(),
+                );
             }
             community.whole_path("\"/etc/braid/snmp/blue.community\"").map(CredentialFiles::Community)
         }
@@ -321,7 +325,11 @@ fn view(mut section: Section<'_>, devices: &[&str]) -> Option<(Vec<usize>, Part)
             all.map(|(((entry, columns), rows), write)| Part::Table { entry, columns, rows, write })
         }
         _ => {
-            reader.refuse(&span, "a view needs either subtree or table", "write subtree = \"1.3.6.1.2.1.1\", or table = \"1.3.6.1.2.1.2.2\" with rows");
+            reader.refuse(
+                &span,
+                "a view needs either subtree or table",
+                "write subtree = \"1.3.6.1.2.1.1\", or table = \"1.3.6.1.2.1.2.2\" with rows",
+            );
             return None;
         }
     };
@@ -347,8 +355,10 @@ fn shared(mut section: Section<'_>, devices: &[&str], slices: &[&str], objects: 
     let places = places(&mut section, devices);
     let wanted = "write object = \"1.3.6.1.2.1.2.2.1.7.3\": the instance that slices share";
     let object_of = section.need("object", wanted).and_then(|value| object(&value));
-    let policy = section.need("policy", "write policy = \"owner\", \"fixed\", \"anyone\", \"lowest\", \"highest\", \"lease\" or \"virtual\"");
-    let policy = policy.and_then(|value| value.one_of(&["owner", "fixed", "anyone", "lowest", "highest", "lease", "virtual"].map(|name| (name, name))));
+    let policy =
+        section.need("policy", "write policy = \"owner\", \"fixed\", \"anyone\", \"lowest\", \"highest\", \"lease\" or \"virtual\"");
+    let policy = policy
+        .and_then(|value| value.one_of(&["owner", "fixed", "anyone", "lowest", "highest", "lease", "virtual"].map(|name| (name, name))));
     let mut limit = |key| section.take(key).map(|value| value.number(-2_147_483_648.0, 4_294_967_295.0).map(|number| number as i64));
     let (least, most) = (limit("least"), limit("most"));
     let values = section.take("values").map(|value| {
@@ -434,4 +444,3 @@ fn conflicts(slices: &[SliceSettings], devices: usize, shared: &[Shared]) -> Vec
     }
     conflicts
 }
-

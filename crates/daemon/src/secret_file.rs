@@ -64,7 +64,9 @@ mod tests {
         };
         assert_eq!(with("public\r\nnot this\n", 0o600), Ok(b"public".to_vec()));
         assert_eq!(with("public", 0o400), Ok(b"public".to_vec()));
-        for (text, mode, part) in [("public", 0o640, "chmod 600"), ("public", 0o604, "mode 604"), ("", 0o600, "first line"), ("\nx", 0o600, "first line")] {
+        for (text, mode, part) in
+            [("public", 0o640, "chmod 600"), ("public", 0o604, "mode 604"), ("", 0o600, "first line"), ("\nx", 0o600, "first line")]
+        {
             let error = with(text, mode).unwrap_err();
             assert!(error.contains(part) && error.contains("secret") && !error.contains("public"), "{error}");
         }

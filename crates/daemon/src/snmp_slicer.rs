@@ -84,7 +84,8 @@ async fn serve(path: &Path, state_dir: &Path, ready: impl FnOnce(&[Front])) -> a
     let mut slicer = Slicer::new(now(), &identity(&files)?, setup);
     files.restore(&mut slicer);
     let texts = write_texts(files.clone(), arrivals.clone());
-    let mut running = Running { path: path.to_owned(), files, slicer, sockets, generation: 0, texts, log: LimitedLog::new(now()), arrivals };
+    let mut running =
+        Running { path: path.to_owned(), files, slicer, sockets, generation: 0, texts, log: LimitedLog::new(now()), arrivals };
     ready(&fronts);
     notify("READY=1");
     loop {
@@ -255,7 +256,11 @@ impl Drop for Sockets {
 }
 
 impl Sockets {
-    async fn open(config: &SlicerConfig, kept: BTreeMap<SocketAddr, Arc<UdpSocket>>, arrivals: &mpsc::Sender<Arrival>) -> anyhow::Result<Self> {
+    async fn open(
+        config: &SlicerConfig,
+        kept: BTreeMap<SocketAddr, Arc<UdpSocket>>,
+        arrivals: &mpsc::Sender<Arrival>,
+    ) -> anyhow::Result<Self> {
         Ok(Self::read(Self::bind(config, kept).await?, 0, arrivals))
     }
 
@@ -265,13 +270,15 @@ impl Sockets {
             if let Some(socket) = kept.get(&address) {
                 return Ok(socket.clone());
             }
-            let remedy = || format!("cannot listen on {address} for the device {device}: end what uses it, or choose another address in [[device]]");
+            let remedy =
+                || format!("cannot listen on {address} for the device {device}: end what uses it, or choose another address in [[device]]");
             Ok(Arc::new(UdpSocket::bind(address).await.with_context(remedy)?))
         };
         let mut devices = Vec::new();
         for device in &config.devices {
             let any = if device.agent.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-            let remedy = || format!("cannot send to {}, the agent of the device {}: check `agent` in [[device]]", device.agent, device.name);
+            let remedy =
+                || format!("cannot send to {}, the agent of the device {}: check `agent` in [[device]]", device.agent, device.name);
             let agent = UdpSocket::bind((any, 0)).await.with_context(remedy)?;
             agent.connect(device.agent).await.with_context(remedy)?;
             let notifications = match device.notifications {

@@ -6,11 +6,11 @@ use std::time::Duration;
 use braid_model::Time;
 use subtle::ConstantTimeEq;
 
+use crate::credentials::Credentials;
 use crate::engine::Complaint;
 use crate::message::{Level, MAX_MESSAGE, Message, ScopedData, ScopedPdu, Secured, SecurityParameters};
 use crate::pdu::{Pdu, PduKind};
 use crate::random::Random;
-use crate::slicer::Credentials;
 use crate::usm::{LocalKeys, UserKeys, WINDOW};
 
 /// Most requests that wait for one agent.
@@ -25,8 +25,10 @@ pub(crate) enum Received {
     Refused(u64, &'static str),
     /// A trap, or an inform, which must be answered.
     Notification(Pdu),
-    /// Nothing that counts.
+    /// Nothing that counts, for this reason.
     Ignored(&'static str),
+    /// What only the agent's state needs, or a late answer.
+    Nothing,
 }
 
 /// An agent.
@@ -115,8 +117,13 @@ impl Agent {
                 let number = random.id();
                 waiting.messages.push(number);
                 let time = remote.time_at(now);
-                let security =
-                    SecurityParameters { engine: remote.engine.clone(), boots: remote.boots, time, user: name.clone(), ..Default::default() };
+                let security = SecurityParameters {
+                    engine: remote.engine.clone(),
+                    boots: remote.boots,
+                    time,
+                    user: name.clone(),
+                    ..Default::default()
+                };
                 let scoped = ScopedPdu { engine: remote.engine.clone(), name: Vec::new(), pdu: waiting.pdu.clone() };
                 let message = secured(number, keys.level(), security, ScopedData::Plain(scoped));
                 self.output.push_back(remote.keys.protect(message, random.word()));
@@ -153,6 +160,8 @@ impl Agent {
             let Some(waiting) = self.waiting.get_mut(&id) else { continue };
             if waiting.left == 0 {
                 expired.extend(self.waiting.remove(&id).map(|waiting| waiting.job));
+                // An agent that has lost its number of starts has an old clock, whose messages are not taken: it is asked for it anew.
+                self.remote = None;
                 continue;
             }
             (waiting.left, waiting.due) = (waiting.left - 1, now + self.timeout);
@@ -170,14 +179,16 @@ impl Agent {
     pub(crate) fn receive(&mut self, now: Time, random: &mut Random, bytes: &[u8]) -> Received {
         match (Message::decode(bytes), &self.credentials) {
             (Err(malformed), _) => Received::Ignored(malformed.what),
-            (Ok(Message::Community { community, pdu }), Credentials::Community(own)) if bool::from(community[..].ct_eq(own)) => match pdu.kind {
-                PduKind::Response => match self.waiting.remove(&pdu.request_id) {
-                    Some(waiting) => Received::Answer(waiting.job, pdu),
-                    None => Received::Ignored("an answer to nothing that was asked"),
-                },
-                PduKind::Trap | PduKind::Inform => Received::Notification(pdu),
-                _ => Received::Ignored("neither an answer nor a notification"),
-            },
+            (Ok(Message::Community { community, pdu }), Credentials::Community(own)) if bool::from(community[..].ct_eq(own)) => {
+                match pdu.kind {
+                    PduKind::Response => match self.waiting.remove(&pdu.request_id) {
+                        Some(waiting) => Received::Answer(waiting.job, pdu),
+                        None => Received::Nothing,
+                    },
+                    PduKind::Trap | PduKind::Inform => Received::Notification(pdu),
+                    _ => Received::Ignored("neither an answer nor a notification"),
+                }
+            }
             (Ok(Message::Secured(message)), Credentials::User { keys, .. }) => {
                 let keys = keys.clone();
                 self.receive_secured(now, random, &keys, &message, bytes)
@@ -206,19 +217,22 @@ impl Agent {
         match (scoped.pdu.kind, id) {
             (PduKind::Report, Some(id)) => {
                 // The clock has just been set.
-                if let Some(waiting) = self.waiting.get_mut(&id).filter(|waiting| !waiting.corrected && is(&scoped.pdu, Complaint::TimeWindow)) {
+                if let Some(waiting) =
+                    self.waiting.get_mut(&id).filter(|waiting| !waiting.corrected && is(&scoped.pdu, Complaint::TimeWindow))
+                {
                     waiting.corrected = true;
                     self.transmit(now, random, id);
-                    return Received::Ignored("the agent's clock was learnt");
+                    return Received::Nothing;
                 }
                 self.refused(id, &scoped.pdu)
             }
-            (PduKind::Response, Some(id)) if message.level == keys.level() && scoped.pdu.request_id == id => match self.waiting.remove(&id) {
+            (PduKind::Response, Some(id)) if message.level == keys.level() && scoped.pdu.request_id == id => match self.waiting.remove(&id)
+            {
                 Some(waiting) => Received::Answer(waiting.job, scoped.pdu),
-                None => Received::Ignored("an answer to nothing that was asked"),
+                None => Received::Nothing,
             },
             (PduKind::Trap, _) if message.level == keys.level() => Received::Notification(scoped.pdu),
-            _ => Received::Ignored("an answer to nothing that was asked"),
+            _ => Received::Nothing,
         }
     }
 
@@ -235,7 +249,7 @@ impl Agent {
             for id in self.waiting.keys().copied().collect::<Vec<_>>() {
                 self.transmit(now, random, id);
             }
-            return Received::Ignored("the agent's engine was learnt");
+            return Received::Nothing;
         }
         let Some(id) = self.waiting.iter().find(|(_, waiting)| waiting.messages.contains(&message.id)).map(|(id, _)| *id) else {
             return Received::Ignored("a report about nothing that was asked");
@@ -244,7 +258,7 @@ impl Agent {
             // The agent has another engine than before.
             self.remote = None;
             self.discover(now, random);
-            return Received::Ignored("the agent has a new engine");
+            return Received::Nothing;
         }
         self.refused(id, &scoped.pdu)
     }
@@ -257,7 +271,8 @@ impl Agent {
             (Complaint::SecurityLevel, "the agent's user has another level (usmStatsUnsupportedSecLevels)"),
             (Complaint::TimeWindow, "the agent's clock does not match (usmStatsNotInTimeWindows)"),
         ];
-        let reason = REASONS.into_iter().find(|(complaint, _)| is(report, *complaint)).map_or("the agent reports an error", |(_, reason)| reason);
+        let reason =
+            REASONS.into_iter().find(|(complaint, _)| is(report, *complaint)).map_or("the agent reports an error", |(_, reason)| reason);
         match self.waiting.remove(&id) {
             Some(waiting) => Received::Refused(waiting.job, reason),
             None => Received::Ignored(reason),

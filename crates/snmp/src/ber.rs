@@ -263,15 +263,8 @@ mod tests {
 
     #[test]
     fn what_is_malformed_is_refused() {
-        let refused: [&[u8]; 7] = [
-            &[],
-            &[2],
-            &[2, 0x80, 0, 0],
-            &[2, 5, 1],
-            &[2, 0x84, 255, 255, 255, 255],
-            &[2, 0x85, 0, 0, 0, 0, 1, 1],
-            &[2, 0xff, 1],
-        ];
+        let refused: [&[u8]; 7] =
+            [&[], &[2], &[2, 0x80, 0, 0], &[2, 5, 1], &[2, 0x84, 255, 255, 255, 255], &[2, 0x85, 0, 0, 0, 0, 1, 1], &[2, 0xff, 1]];
         for bytes in refused {
             assert!(Reader::new(bytes).element().is_err(), "{bytes:?}");
         }

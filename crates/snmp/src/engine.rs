@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use braid_model::Time;
 
-use crate::message::{Level, MAX_MESSAGE, ScopedData, ScopedPdu, SecurityParameters, Secured};
+use crate::message::{Level, MAX_MESSAGE, ScopedData, ScopedPdu, Secured, SecurityParameters};
 use crate::oid::Oid;
 use crate::pdu::{Pdu, PduKind, Value, VarBind};
 use crate::random::Random;
@@ -152,7 +152,8 @@ impl Engine {
         if !scoped.name.is_empty() {
             return self.complain(now, message, Complaint::Context, level);
         }
-        let is_copy = scoped.pdu.kind == PduKind::Set && self.users.get_mut(&security.user).is_some_and(|user| !user.is_new(now, &security.digest));
+        let is_copy =
+            scoped.pdu.kind == PduKind::Set && self.users.get_mut(&security.user).is_some_and(|user| !user.is_new(now, &security.digest));
         if is_copy {
             return Verdict::Dropped("it is a copy of an earlier request to set, or too many came");
         }

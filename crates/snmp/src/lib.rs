@@ -41,6 +41,7 @@
 
 mod agent;
 mod ber;
+mod credentials;
 mod engine;
 mod message;
 mod oid;
@@ -52,11 +53,12 @@ mod usm;
 mod view;
 
 pub use ber::Malformed;
+pub use credentials::Credentials;
 pub use engine::Complaint;
 pub use message::{Level, MAX_MESSAGE, Message, ScopedData, ScopedPdu, Secured, SecurityParameters};
 pub use oid::{MAX_PARTS, Oid, OidError, parts};
 pub use pdu::{ErrorStatus, Pdu, PduKind, Value, VarBind};
 pub use policy::{Bounds, Policy, Shared};
-pub use slicer::{Credentials, DeviceSetup, Event, Identity, Limits, ManagerSetup, Output, Setup, SliceSetup, Slicer};
+pub use slicer::{DeviceSetup, Event, Identity, Limits, ManagerSetup, Output, Setup, SliceSetup, Slicer};
 pub use usm::{AuthProtocol, LEAST_PASSWORD, ShortPassword, UserKeys};
 pub use view::{Access, Part, View};

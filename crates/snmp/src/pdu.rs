@@ -266,6 +266,13 @@ impl Pdu {
         Ok(Self { kind, request_id, status, index, bindings })
     }
 
+    /// Its encoded size in bytes.
+    pub(crate) fn size(&self) -> usize {
+        let mut out = Vec::new();
+        self.encode(&mut out);
+        out.len()
+    }
+
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         nest(out, self.kind.number() as u8, |out| {
             for number in [self.request_id, self.status, self.index] {

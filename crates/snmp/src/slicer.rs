@@ -7,7 +7,7 @@ mod setting;
 mod setup;
 
 pub use event::Event;
-pub use setup::{Credentials, DeviceSetup, Identity, Limits, ManagerSetup, Setup, SliceSetup};
+pub use setup::{DeviceSetup, Identity, Limits, ManagerSetup, Setup, SliceSetup};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -19,6 +19,7 @@ use ipnet::IpNet;
 use subtle::ConstantTimeEq;
 
 use crate::agent::{Agent, Received};
+use crate::credentials::Credentials;
 use crate::engine::{Engine, Envelope, Verdict};
 use crate::message::{MAX_MESSAGE, Message};
 use crate::oid::Oid;
@@ -33,6 +34,8 @@ use setting::Setting;
 const MOST_JOBS: usize = 16;
 /// Most variables of a request. More are answered with tooBig.
 const MOST_BINDINGS: usize = 128;
+/// Bytes around a PDU in a message, at most: header, security parameters and context.
+const ENVELOPE: usize = 256;
 /// Time in which a request is answered, or fails.
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Reports a second to one address, and most addresses that get any in one second.
@@ -212,7 +215,8 @@ impl Slicer {
                 });
             }
         }
-        let device = |one: &DeviceSetup| Device { agent: Agent::new(one.credentials.clone(), one.timeout, one.retries), sets: VecDeque::new() };
+        let device =
+            |one: &DeviceSetup| Device { agent: Agent::new(one.credentials.clone(), one.timeout, one.retries), sets: VecDeque::new() };
         Self {
             engine,
             random,
@@ -319,11 +323,13 @@ impl Slicer {
         let sight = SliceSight { view: view(&self.views, slice, device), mediator: &self.mediator, slice, device };
         let work = match request.kind {
             PduKind::Set => Work::Setting(Setting::default()),
+            // It is answered at once.
             _ if request.bindings.len() > MOST_BINDINGS => Work::Setting(Setting::default()),
             _ => Work::Reading(Reading::new(&request, room, self.limits.repetitions, &sight)),
         };
-        let is_big = request.bindings.len() > MOST_BINDINGS;
         let is_set = request.kind == PduKind::Set;
+        // The answer to a request to set repeats it. Whether it fits is known before anything is set.
+        let is_big = request.bindings.len() > MOST_BINDINGS || (is_set && request.size() + ENVELOPE > room);
         self.last_job += 1;
         let id = self.last_job;
         self.jobs.insert(id, Job { device, manager, slice, from, envelope, request, deadline: now + DEADLINE, work });
@@ -382,7 +388,7 @@ impl Slicer {
                 self.event(Event::Agent { device, why });
                 self.failed(now, id);
             }
-            Received::Notification(_) => {}
+            Received::Notification(_) | Received::Nothing => {}
             Received::Ignored(why) => {
                 let device = self.device_names[device].clone();
                 self.event(Event::Agent { device, why });
@@ -445,7 +451,9 @@ impl Slicer {
             pdu.bindings.truncate(fitting(&pdu.bindings, bytes.len() - room));
             bytes = self.encode(now, &job, pdu.clone());
         }
-        if bytes.len() > room || (pdu.bindings.is_empty() && status == ErrorStatus::NoError && !job.request.bindings.is_empty() && !job.is_empty_bulk()) {
+        if bytes.len() > room
+            || (pdu.bindings.is_empty() && status == ErrorStatus::NoError && !job.request.bindings.is_empty() && !job.is_empty_bulk())
+        {
             bytes = self.encode(now, &job, Pdu { status: ErrorStatus::TooBig.number(), index: 0, bindings: Vec::new(), ..pdu });
         }
         self.output.push_back(Output::ToManager { device: job.device, to: job.from, bytes });

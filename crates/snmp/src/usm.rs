@@ -172,7 +172,9 @@ impl LocalKeys {
         match &message.data {
             ScopedData::Plain(scoped) => Ok(Ok(scoped.clone())),
             ScopedData::Encrypted(bytes) => {
-                let (Some(key), Ok(salt)) = (&self.privacy, <[u8; 8]>::try_from(&message.security.salt[..])) else { return Err(Undecryptable) };
+                let (Some(key), Ok(salt)) = (&self.privacy, <[u8; 8]>::try_from(&message.security.salt[..])) else {
+                    return Err(Undecryptable);
+                };
                 let vector = vector(message.security.boots, message.security.time, salt);
                 let mut bytes = bytes.clone();
                 cfb_mode::Decryptor::<Aes128>::new(key.into(), &vector.into()).decrypt(&mut bytes);

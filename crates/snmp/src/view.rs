@@ -172,7 +172,8 @@ mod tests {
 
     #[test]
     fn rows_and_columns_decide() {
-        let view = View::new(vec![rows(&[3]), Part::Subtree { root: oid("1.3.6.1.2.1.1"), except: vec![oid("1.3.6.1.2.1.1.6")], write: false }]);
+        let view =
+            View::new(vec![rows(&[3]), Part::Subtree { root: oid("1.3.6.1.2.1.1"), except: vec![oid("1.3.6.1.2.1.1.6")], write: false }]);
         for (name, access) in [
             ("1.3.6.1.2.1.1.5.0", Access::Read),
             ("1.3.6.1.2.1.1.6.0", Access::None),

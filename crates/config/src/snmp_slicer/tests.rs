@@ -64,7 +64,10 @@ fn slices_that_may_set_the_same_need_a_policy() {
     let text = whole();
     let alone = text.rsplit_once("[[shared]]").unwrap().0;
     let errors = config::parse("snmp.toml", alone).unwrap_err().to_string();
-    assert!(errors.contains("slices blue and green may both set 1.3.6.1.2.1.2.2.1.7.3 at ap1") && errors.contains("[[shared]]"), "{errors}");
+    assert!(
+        errors.contains("slices blue and green may both set 1.3.6.1.2.1.2.2.1.7.3 at ap1") && errors.contains("[[shared]]"),
+        "{errors}"
+    );
     let device = "[[device]]\nname = \"a\"\nlisten = \"127.0.0.1:1\"\nagent = \"127.0.0.1:2\"\ncommunity_file = \"/c\"\n";
     let slice = |name: &str, view: &str| format!("[[slice]]\nname = \"{name}\"\n[[slice.view]]\n{view}\nwrite = true\n");
     let both = |one: &str, other: &str| [device, &slice("one", one), &slice("other", other)].concat();
@@ -78,7 +81,12 @@ fn slices_that_may_set_the_same_need_a_policy() {
 fn mistakes_are_named_with_their_lines() {
     let device = "[[device]]\nname = \"a\"\nlisten = \"127.0.0.1:1\"\nagent = \"127.0.0.1:2\"\ncommunity_file = \"/c\"\n";
     for (text, line, reason, remedy) in [
-        ("[[device]]\nname = \"a\"\nlisten = \"127.0.0.1:1\"\nagent = \"127.0.0.1:2\"\n".to_owned(), 1, "neither community_file nor user", "SNMPv3"),
+        (
+            "[[device]]\nname = \"a\"\nlisten = \"127.0.0.1:1\"\nagent = \"127.0.0.1:2\"\n".to_owned(),
+            1,
+            "neither community_file nor user",
+            "SNMPv3",
+        ),
         (format!("{device}user = \"x\"\n"), 6, "both", "one entry"),
         (format!("{device}auth = \"sha1\"\n"), 6, "belongs to a user", "remove"),
         (device.replace("\"/c\"", "\"c\""), 5, "does not begin with", "/etc/braid"),
@@ -89,8 +97,20 @@ fn mistakes_are_named_with_their_lines() {
         (format!("{device}[[slice]]\nname = \"s\"\n[[slice.view]]\ntable = \"1.3.6.1\"\nrows = [\"x\"]\n"), 10, "no index", "3"),
         (format!("{device}[[slice]]\nname = \"s\"\n[[slice.view]]\nsubtree = \"1.3.6\"\ndevices = [\"b\"]\n"), 10, "b", "[[device]]"),
         (format!("{device}[[shared]]\nobject = \"1.3.6.1.1\"\npolicy = \"owner\"\nslice = \"s\"\n"), 9, "s", "[[slice]]"),
-        (format!("{device}[[shared]]\nobject = \"1.3.6.1.1\"\npolicy = \"lowest\"\nleast = 3\nmost = 2\n"), 6, "least is above most", "exchange"),
-        (format!("{device}[[shared]]\nobject = \"1.3.6.1.1\"\npolicy = \"fixed\"\n[[shared]]\nobject = \"1.3.6.1.1\"\npolicy = \"fixed\"\n"), 9, "line 6", "remove"),
+        (
+            format!("{device}[[shared]]\nobject = \"1.3.6.1.1\"\npolicy = \"lowest\"\nleast = 3\nmost = 2\n"),
+            6,
+            "least is above most",
+            "exchange",
+        ),
+        (
+            format!(
+                "{device}[[shared]]\nobject = \"1.3.6.1.1\"\npolicy = \"fixed\"\n[[shared]]\nobject = \"1.3.6.1.1\"\npolicy = \"fixed\"\n"
+            ),
+            9,
+            "line 6",
+            "remove",
+        ),
         ("answer_size = 100\n".to_owned(), 1, "answer_size", "484"),
     ] {
         refuses(&text, line, reason, remedy);

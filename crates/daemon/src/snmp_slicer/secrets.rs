@@ -8,6 +8,9 @@ use braid_snmp::{Credentials, DeviceSetup, ManagerSetup, Setup, SliceSetup, User
 
 use crate::secret_file::secret;
 
+/// Longest community in bytes, so that it leaves room in a message.
+const MOST_COMMUNITY: usize = 128;
+
 /// What the slicer is made of.
 pub(super) fn setup(config: &SlicerConfig) -> anyhow::Result<Setup> {
     let mut devices = Vec::new();
@@ -43,11 +46,20 @@ pub(super) fn setup(config: &SlicerConfig) -> anyhow::Result<Setup> {
 
 fn credentials(files: &CredentialFiles) -> anyhow::Result<Credentials> {
     Ok(match files {
-        CredentialFiles::Community(path) => Credentials::Community(secret(path)?),
+        CredentialFiles::Community(path) => {
+            let community = secret(path)?;
+            ensure!(
+                community.len() <= MOST_COMMUNITY,
+                "the community in {} has more than {MOST_COMMUNITY} bytes: choose a shorter one",
+                path.display()
+            );
+            Credentials::Community(community)
+        }
         CredentialFiles::User { name, auth, auth_file, privacy_file } => {
             let (auth_password, privacy) = (secret(auth_file)?, privacy_file.as_deref().map(secret).transpose()?);
             let keys = UserKeys::from_passwords(*auth, &auth_password, privacy.as_deref());
-            let keys = keys.with_context(|| format!("the user {name}: write a longer one to {}", auth_file.display()))?;
+            let keys =
+                keys.with_context(|| format!("the user {name}: write longer passwords to its files, {} first", auth_file.display()))?;
             Credentials::User { name: name.as_bytes().to_vec(), keys }
         }
     })

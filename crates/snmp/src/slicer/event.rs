@@ -110,14 +110,19 @@ pub enum Event {
 impl Event {
     /// Whether the operator should look at it.
     pub fn is_trouble(&self) -> bool {
-        !matches!(self, Self::Set { .. } | Self::NotSet { .. } | Self::Reported { complaint: Complaint::EngineId | Complaint::TimeWindow, .. })
+        !matches!(
+            self,
+            Self::Set { .. } | Self::NotSet { .. } | Self::Reported { complaint: Complaint::EngineId | Complaint::TimeWindow, .. }
+        )
     }
 }
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Malformed { device, from, error } => write!(f, "{from} sent for {device} what is no SNMPv2c or SNMPv3: {error}; look at what runs there"),
+            Self::Malformed { device, from, error } => {
+                write!(f, "{from} sent for {device} what is no SNMPv2c or SNMPv3: {error}; look at what runs there")
+            }
             Self::Stranger { device, from } => write!(
                 f,
                 "{from} asked for {device} with a community that no manager may use from there, and got no answer: compare its community with the file of \
@@ -125,8 +130,12 @@ impl fmt::Display for Event {
             ),
             Self::Reported { device, from, complaint } => {
                 let why = match complaint {
-                    Complaint::SecurityLevel => "its level is not the user's: let it use authentication and encryption as the [[slice.manager]] entry says",
-                    Complaint::TimeWindow => "its clock is not this engine's, or it is a copy of an old message; honest managers try again by themselves",
+                    Complaint::SecurityLevel => {
+                        "its level is not the user's: let it use authentication and encryption as the [[slice.manager]] entry says"
+                    }
+                    Complaint::TimeWindow => {
+                        "its clock is not this engine's, or it is a copy of an old message; honest managers try again by themselves"
+                    }
                     Complaint::UserName => "no manager has this user: add it to a [[slice.manager]] entry",
                     Complaint::EngineId => "it looks for this engine's id",
                     Complaint::Digest => "its digest is wrong: compare the authentication password and `auth`",
@@ -146,12 +155,16 @@ impl fmt::Display for Event {
             Self::Faulty { device, slice, name, what } => {
                 write!(f, "the agent of {device} answered a request of slice {slice} for {name} wrongly, and the slice got genErr: {what}")
             }
-            Self::Agent { device, why } => write!(f, "a message of the agent of {device} was not used: {why}; compare [[device]] with the agent's configuration"),
+            Self::Agent { device, why } => {
+                write!(f, "a message of the agent of {device} was not used: {why}; compare [[device]] with the agent's configuration")
+            }
             Self::Set { device, slice, names } => {
                 write!(f, "slice {slice} set at {device}:")?;
                 names.iter().try_for_each(|name| write!(f, " {name}"))
             }
-            Self::NotSet { device, slice, name, status, why } => write!(f, "slice {slice} got {status} when it set {name} at {device}: {why}"),
+            Self::NotSet { device, slice, name, status, why } => {
+                write!(f, "slice {slice} got {status} when it set {name} at {device}: {why}")
+            }
             Self::State(what) => f.write_str(what),
         }
     }

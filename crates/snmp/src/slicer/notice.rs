@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use braid_model::Time;
 
-use super::{Credentials, Event, Output, Slicer};
+use super::{Event, Output, Slicer};
 use crate::agent::Received;
+use crate::credentials::Credentials;
 use crate::message::Message;
 use crate::oid::Oid;
 use crate::pdu::{Pdu, PduKind, VarBind};
@@ -30,7 +31,7 @@ impl Slicer {
                     self.output.push_back(Output::ToNotifier { device, to: from, bytes });
                 }
             }
-            Received::Answer(..) | Received::Refused(..) => {}
+            Received::Answer(..) | Received::Refused(..) | Received::Nothing => {}
             Received::Ignored(why) => {
                 let device = self.device_names[device].clone();
                 self.event(Event::Agent { device, why });
@@ -42,7 +43,8 @@ impl Slicer {
     fn forward(&mut self, now: Time, device: usize, pdu: &Pdu) {
         let begins = pdu.bindings.iter().zip(FIRST).filter(|(binding, name)| binding.name.parts() == *name).count() == FIRST.len();
         if !begins {
-            let (device, why) = (self.device_names[device].clone(), "a notification that does not begin with sysUpTime.0 and snmpTrapOID.0");
+            let (device, why) =
+                (self.device_names[device].clone(), "a notification that does not begin with sysUpTime.0 and snmpTrapOID.0");
             return self.event(Event::Agent { device, why });
         }
         for place in 0..self.managers.len() {

@@ -121,7 +121,9 @@ impl Reading {
     pub(super) fn answer(&mut self, answer: Pdu, sight: &impl Sight) -> Result<(), Failure> {
         self.rounds += 1;
         if self.rounds > MOST_ROUNDS {
-            return Err(Failure::Faulty("the device has too much between the rows that the slice sees: give the slice the rows that exist, and fewer columns"));
+            return Err(Failure::Faulty(
+                "the device has too much between the rows that the slice sees: give the slice the rows that exist, and fewer columns",
+            ));
         }
         if answer.status != 0 {
             return self.error(&answer);
@@ -201,7 +203,9 @@ fn follow(chain: &mut Chain, column: VecDeque<VarBind>, sight: &impl Sight) -> R
             break;
         }
         if name <= last {
-            return Err(Failure::Faulty("its walk does not go forward, and would never end: repair the agent, or leave this part out of the view"));
+            return Err(Failure::Faulty(
+                "its walk does not go forward, and would never end: repair the agent, or leave this part out of the view",
+            ));
         }
         if !value.is_real() {
             return Err(Failure::Faulty("a walk finds no value"));

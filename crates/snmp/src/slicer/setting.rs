@@ -91,7 +91,9 @@ impl Slicer {
             }
             match view.access(&binding.name) {
                 Access::None => return refuse(ErrorStatus::NoAccess, "the slice does not see it; a [[slice.view]] entry changes that"),
-                Access::Read => return refuse(ErrorStatus::NoAccess, "the slice may only read it; `write` in its [[slice.view]] entry changes that"),
+                Access::Read => {
+                    return refuse(ErrorStatus::NoAccess, "the slice may only read it; `write` in its [[slice.view]] entry changes that");
+                }
                 Access::Write => {}
             }
             if !names.insert(&binding.name) {

@@ -1,38 +1,14 @@
 //! What a slicer is made of.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
 
+use crate::credentials::Credentials;
 use crate::policy::Shared;
-use crate::usm::UserKeys;
 use crate::view::View;
-
-/// By what a manager or an agent is known.
-#[derive(Clone)]
-pub enum Credentials {
-    /// SNMPv2c: a community.
-    Community(Vec<u8>),
-    /// SNMPv3: a user of the user-based security model.
-    User {
-        /// Its name.
-        name: Vec<u8>,
-        /// Its keys.
-        keys: UserKeys,
-    },
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Community(_) => f.write_str("a community"),
-            Self::User { name, .. } => write!(f, "the user {:?}", String::from_utf8_lossy(name)),
-        }
-    }
-}
 
 /// This program as an engine of SNMPv3.
 #[derive(Debug, Clone)]

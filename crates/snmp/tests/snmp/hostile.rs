@@ -117,7 +117,10 @@ fn a_silent_agent_costs_its_own_requests_only() {
         assert_eq!(pdu.status, 5);
     }
     let texts: Vec<String> = world.events.iter().map(ToString::to_string).collect();
-    assert!(texts.iter().any(|text| text.contains("slice blue") && text.contains("1.3.6.1.2.1.1.5.0") && text.contains("check that it runs")), "{texts:?}");
+    assert!(
+        texts.iter().any(|text| text.contains("slice blue") && text.contains("1.3.6.1.2.1.1.5.0") && text.contains("check that it runs")),
+        "{texts:?}"
+    );
 }
 
 #[test]
@@ -144,7 +147,9 @@ fn strangers_get_no_answer() {
         assert_eq!(world.ask(community, get()), None, "{community}");
     }
     // The right community from elsewhere, also from a mapped address; a mapped loopback address is one.
-    for (from, is_answered) in [("192.0.2.1:161", false), ("[::ffff:192.0.2.1]:161", false), ("[2001:db8::1]:161", false), ("[::ffff:127.0.0.1]:161", true)] {
+    for (from, is_answered) in
+        [("192.0.2.1:161", false), ("[::ffff:192.0.2.1]:161", false), ("[2001:db8::1]:161", false), ("[::ffff:127.0.0.1]:161", true)]
+    {
         let bytes = Message::encode_community(b"blue", &get());
         world.slicer.receive_request(world.now, 0, from.parse().unwrap(), &bytes);
         assert_eq!(!world.run().is_empty(), is_answered, "{from}");
@@ -176,6 +181,10 @@ fn answers_are_no_larger_than_allowed() {
     assert_eq!(world.ask("blue", bulk(-1)).unwrap().bindings, []);
     assert_eq!(world.ask("blue", Pdu { status: -5, ..bulk(1) }).unwrap().bindings.len(), 1);
     assert_eq!(world.ask("blue", many(PduKind::Get, 0)).unwrap().status, 0);
+    // Whether the answer to a request to set fits is known before anything is set.
+    let set = Pdu::new(PduKind::Set, 0, vec![VarBind::new(oid("1.3.6.1.2.1.1.1"), Value::Octets(vec![1; 300]))]);
+    let requests = world.agents[0].requests;
+    assert_eq!((world.ask("blue", set).unwrap().status, world.agents[0].requests), (1, requests));
 }
 
 #[test]
@@ -216,7 +225,8 @@ fn forged_answers_do_not_count() {
 fn notifications_go_to_slices_that_see_their_variables() {
     let mut setup = setup();
     let at = |port: u16| Some(std::net::SocketAddr::from(([127, 0, 0, 1], port)));
-    setup.slices = vec![slice("blue", vec![table("1.3.6.1.2.1.2.2.1", &[&[3]], &[])]), slice("green", vec![table("1.3.6.1.2.1.2.2.1", &[&[4]], &[])])];
+    setup.slices =
+        vec![slice("blue", vec![table("1.3.6.1.2.1.2.2.1", &[&[3]], &[])]), slice("green", vec![table("1.3.6.1.2.1.2.2.1", &[&[4]], &[])])];
     for (place, slice) in setup.slices.iter_mut().enumerate() {
         slice.managers[0].notify = at(2000 + place as u16);
     }

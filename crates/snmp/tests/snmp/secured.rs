@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use braid_model::Time;
 use braid_snmp::{
-    AuthProtocol, Credentials, DeviceSetup, Event, ManagerSetup, Message, Output, Pdu, PduKind, Setup, SliceSetup, Slicer, UserKeys, Value, VarBind, View,
+    AuthProtocol, Credentials, DeviceSetup, Event, Identity, ManagerSetup, Message, Output, Pdu, PduKind, Setup, SliceSetup, Slicer,
+    UserKeys, Value, VarBind, View,
 };
 
 use crate::support::*;
@@ -146,8 +147,17 @@ fn the_engine_is_found_once_and_its_clock_is_learnt() {
     let manager = ManagerSetup::new(both(), vec!["127.0.0.0/8".parse().unwrap()]);
     let views = BTreeMap::from([(0, View::new(vec![subtree("1.3", false)]))]);
     setup.slices = vec![SliceSetup { name: "blue".into(), views, managers: vec![manager] }];
-    cascade.inner = Slicer::new(cascade.now, &identity(8), setup);
+    cascade.inner = Slicer::new(cascade.now, &identity(8), setup.clone());
     assert!(cascade.ask(&get(NAME, 8)).is_some());
+    // One that has lost its number of starts looks like a copy of the past. After a time-out it is asked anew.
+    cascade.inner = Slicer::new(cascade.now, &Identity { boots: 2, ..identity(8) }, setup);
+    assert!(cascade.ask(&get(NAME, 9)).is_none());
+    for _ in 0..4 {
+        cascade.now = cascade.now + Duration::from_secs(1);
+        cascade.outer.handle_timeout(cascade.now);
+        cascade.run();
+    }
+    assert!(cascade.ask(&get(NAME, 10)).is_some());
 }
 
 #[test]
@@ -157,7 +167,13 @@ fn wrong_secrets_get_nothing_and_are_named() {
         (user(AuthProtocol::Sha256, "a bad password", Some("another password")), "usmStatsWrongDigests"),
         (user(AuthProtocol::Sha512, "a good password", Some("another password")), "usmStatsWrongDigests"),
         (user(AuthProtocol::Sha256, "a good password", None), "usmStatsUnsupportedSecLevels"),
-        (Credentials::User { name: b"red".to_vec(), keys: UserKeys::from_passwords(AuthProtocol::Sha256, b"a good password", None).unwrap() }, "usmStatsUnknownUserNames"),
+        (
+            Credentials::User {
+                name: b"red".to_vec(),
+                keys: UserKeys::from_passwords(AuthProtocol::Sha256, b"a good password", None).unwrap(),
+            },
+            "usmStatsUnknownUserNames",
+        ),
     ] {
         let mut cascade = Cascade::new(wrong, right());
         let answer = cascade.ask(&get(NAME, 1)).unwrap();
@@ -193,7 +209,8 @@ fn changed_messages_are_refused_wherever_they_are_changed() {
     let both = || user(AuthProtocol::Sha256, "a good password", Some("another password"));
     let mut cascade = Cascade::new(both(), both());
     assert!(cascade.ask(&set(b"one", 1)).is_some());
-    let (request, answer, requests) = (cascade.sent.last().unwrap().clone(), cascade.answered.last().unwrap().clone(), cascade.agent.requests);
+    let (request, answer, requests) =
+        (cascade.sent.last().unwrap().clone(), cascade.answered.last().unwrap().clone(), cascade.agent.requests);
     for place in 0..request.len() {
         let mut changed = request.clone();
         changed[place] ^= 0x01;

@@ -83,7 +83,10 @@ fn policies_answer_as_documented() {
     assert_eq!([sets(&mut fixed, "blue", 10), sets(&mut fixed, "green", 10)], [NotWritable; 2]);
 
     let mut owned = world(Policy::Owner(1), bounds(), POWER);
-    assert_eq!([sets(&mut owned, "blue", 10), sets(&mut owned, "green", 10), sets(&mut owned, "green", 31)], [NoAccess, NoError, WrongValue]);
+    assert_eq!(
+        [sets(&mut owned, "blue", 10), sets(&mut owned, "green", 10), sets(&mut owned, "green", 31)],
+        [NoAccess, NoError, WrongValue]
+    );
     assert_eq!(power(&owned), Value::Integer(10));
 
     let mut bounded = world(Policy::Anyone, bounds(), POWER);
@@ -116,7 +119,8 @@ fn policies_answer_as_documented() {
 #[test]
 fn a_slice_switches_its_virtual_interface_off_and_the_shared_one_stays() {
     let to = [(0, oid(OWN[0]))].into();
-    let mut world = world(Policy::Virtual { operational: Some(oid(OPER)), to }, Bounds { values: Some([1, 2].into()), ..Bounds::default() }, ADMIN);
+    let mut world =
+        world(Policy::Virtual { operational: Some(oid(OPER)), to }, Bounds { values: Some([1, 2].into()), ..Bounds::default() }, ADMIN);
     assert_eq!(world.set("blue", &[(ADMIN, DOWN)]), (ErrorStatus::NoError, 0));
     let object = |world: &World, name: &str| world.agents[0].objects[&oid(name)].clone();
     assert_eq!([object(&world, ADMIN), object(&world, OPER), object(&world, OWN[0])], [UP, UP, DOWN]);

@@ -26,13 +26,13 @@ fn shows(part: &Part, name: &Oid) -> bool {
 
 /// Names with few different parts, so that they meet often. Columns have numbers from 1.
 fn name() -> impl Strategy<Value = Oid> {
-    proptest::collection::vec(prop_oneof![0u32..4, Just(u32::MAX)], 1..5).prop_map(|rest| Oid::new([vec![1, 3, 6, 1], rest].concat()).unwrap())
+    proptest::collection::vec(prop_oneof![0u32..4, Just(u32::MAX)], 1..5)
+        .prop_map(|rest| Oid::new([vec![1, 3, 6, 1], rest].concat()).unwrap())
 }
 
 fn object() -> impl Strategy<Value = (Oid, Value)> {
-    (name(), 1u32..4, proptest::collection::vec(0u32..4, 1..3), any::<i32>()).prop_map(|(name, column, index, value)| {
-        (name.below(&[&[column], &index[..]].concat()).unwrap(), Value::Integer(value))
-    })
+    (name(), 1u32..4, proptest::collection::vec(0u32..4, 1..3), any::<i32>())
+        .prop_map(|(name, column, index, value)| (name.below(&[&[column], &index[..]].concat()).unwrap(), Value::Integer(value)))
 }
 
 fn part() -> impl Strategy<Value = Part> {
@@ -109,14 +109,16 @@ proptest! {
 #[test]
 fn regression_walks_reach_rows_with_index_zero() {
     let tree = Tree::new([(oid("1.3.6.1.5.1.1.0"), Value::Integer(1)), (oid("1.3.6.1.5.1.2.0"), Value::Integer(2))]);
-    let setup = Setup { devices: vec![device("ap1")], slices: vec![slice("blue", vec![table("1.3.6.1.5.1", &[&[0]], &[])])], ..Setup::default() };
+    let setup =
+        Setup { devices: vec![device("ap1")], slices: vec![slice("blue", vec![table("1.3.6.1.5.1", &[&[0]], &[])])], ..Setup::default() };
     assert_eq!(World::new(setup, vec![tree]).walk("blue").len(), 2);
 }
 
 #[test]
 fn regression_a_table_has_no_column_0() {
     let tree = Tree::new([(oid("1.3.6.1.5.0.2"), Value::Integer(1)), (oid("1.3.6.1.5.1.2"), Value::Integer(2))]);
-    let setup = Setup { devices: vec![device("ap1")], slices: vec![slice("blue", vec![table("1.3.6.1.5", &[&[2]], &[0])])], ..Setup::default() };
+    let setup =
+        Setup { devices: vec![device("ap1")], slices: vec![slice("blue", vec![table("1.3.6.1.5", &[&[2]], &[0])])], ..Setup::default() };
     let mut world = World::new(setup, vec![tree]);
     assert_eq!(world.walk("blue"), [(oid("1.3.6.1.5.1.2"), Value::Integer(2))]);
     assert!(matches!(world.get("blue", "1.3.6.1.5.0.2"), Value::NoSuchObject | Value::NoSuchInstance));
@@ -125,7 +127,9 @@ fn regression_a_table_has_no_column_0() {
 #[test]
 fn few_requests_reach_the_agent() {
     let rows = 1..=200u32;
-    let tree = Tree::new(rows.flat_map(|row| (1..=22).map(move |column| (oid(&format!("1.3.6.1.2.1.2.2.1.{column}.{row}")), Value::Gauge32(row)))));
+    let tree = Tree::new(
+        rows.flat_map(|row| (1..=22).map(move |column| (oid(&format!("1.3.6.1.2.1.2.2.1.{column}.{row}")), Value::Gauge32(row)))),
+    );
     let parts = vec![table("1.3.6.1.2.1.2.2.1", &[&[7], &[150]], &[])];
     let setup = Setup { devices: vec![device("ap1")], slices: vec![slice("blue", parts)], ..Setup::default() };
     let mut world = World::new(setup, vec![tree]);

@@ -14,7 +14,8 @@ pub fn snmp(script: &[u8]) {
         assert_eq!(again, Ok(Message::Community { community, pdu }));
     }
     let mut agent = Tree::new((1..9).map(|row| (oid(&format!("1.3.6.1.2.1.2.2.1.7.{row}")), Value::Integer(1))));
-    let mut slices = vec![slice("blue", vec![table("1.3.6.1.2.1.2.2.1", &[&[3], &[5]], &[7])]), slice("green", vec![subtree("1.3.6", true)])];
+    let mut slices =
+        vec![slice("blue", vec![table("1.3.6.1.2.1.2.2.1", &[&[3], &[5]], &[7])]), slice("green", vec![subtree("1.3.6", true)])];
     let keys = user();
     let nets = vec!["127.0.0.0/8".parse().unwrap()];
     slices[0].managers.push(ManagerSetup { write: true, ..ManagerSetup::new(Credentials::User { name: b"blue".to_vec(), keys }, nets) });
