@@ -38,6 +38,9 @@ def main():
         if not command:
             return
         command = command.strip()
+        if not command:
+            # snmpd ends what it sets with a blank line.
+            continue
         if command == "PING":
             answer = "PONG"
         elif command in ("get", "getnext"):
