@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use braid_api::{Accepted, NetworkAccess, NetworkChange, NetworkLink, NetworkPlace, NetworkStatus};
 use braid_daemon::controller::{self, ControllerOptions, Listens};
+use braid_daemon::snmp_slicer::{self, Front};
 
 use braid_model::Rate;
 
@@ -47,6 +48,14 @@ pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
         NetAction::Manager { host, manager, at } => {
             change(&at.socket, &NetworkChange { host, manager: Some(manager), to: None })?;
         }
+        NetAction::SnmpSlicer(options) if options.check => {
+            snmp_slicer::check(&options.config)?;
+            writeln!(io::stdout(), "{} is usable", options.config.display())?;
+        }
+        NetAction::SnmpSlicer(options) => {
+            start::log("info", verbose);
+            snmp_slicer::run(&options.config, &options.state_dir, slicing)?;
+        }
         NetAction::Move { host, access, at } => change(&at.socket, &NetworkChange { host, manager: None, to: Some(access) })?,
     }
     Ok(())
@@ -83,6 +92,13 @@ fn ready(listens: &Listens) {
         let programs: Vec<String> = programs.iter().map(ToString::to_string).collect();
         let _ = writeln!(io::stdout(), "it takes programs with TLS on {}: `braid net sfnet --controller-key {key}`", programs.join(", "));
     }
+}
+
+fn slicing(fronts: &[Front]) {
+    for front in fronts {
+        let _ = writeln!(io::stdout(), "managers ask for {} at {}", front.device, front.listen);
+    }
+    let _ = writeln!(io::stdout(), "the slicer runs until this process ends (Ctrl-C)");
 }
 
 fn change(socket: &Path, change: &NetworkChange) -> anyhow::Result<()> {

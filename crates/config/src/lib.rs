@@ -21,6 +21,7 @@ pub mod profiles;
 mod reader;
 pub mod settings;
 pub mod slicer;
+pub mod snmp_slicer;
 mod targets;
 #[cfg(test)]
 mod tests;

@@ -24,10 +24,9 @@ use braid_bond::host::Source;
 use braid_config::ConfigErrors;
 use braid_config::controller::ControllerConfig;
 use braid_control::RequestError;
-use braid_decide::bucket::Bucket;
 use braid_http::{Api, Request, ServeError, Server, Serving, Ui, UiOptions};
+use braid_model::Time;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Rate, Time};
 use braid_network::mobility::{Balance, BalanceTerms, HoldFrom, Hoolock, NCast, Predict, Report};
 use braid_network::sfnet::Offer;
 use braid_network::wire::ALPN;
@@ -46,6 +45,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use crate::limited_log::LimitedLog;
 use crate::system::notify;
 use clients::{ClientArrival, Clients};
 use connections::{Arrival, Newcomer};
@@ -79,10 +79,6 @@ const CONTROLLER_KEY: &str = "controller.key";
 const PAGE: &str = "controller-ui";
 /// Delay before the next connection is accepted if the system cannot accept one.
 pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
-
-/// Bytes of the log: about 40 lines a second, and 2,000 at once.
-const LOG_RATE: Rate = Rate::from_bps(32_000);
-const LOG_BURST: ByteCount = ByteCount::new(200_000);
 
 /// What a controller does. What is given here counts more than the file.
 #[derive(Debug, Clone, Default)]
@@ -218,7 +214,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
         connections: BTreeMap::new(),
         places: Quota::new(MAX_SWITCHES, MAX_SWITCHES_OF_SOURCE),
         last: 0,
-        log: Log::new(),
+        log: LimitedLog::new(now()),
         arrivals,
         clients: Clients::default(),
         keys,
@@ -319,34 +315,6 @@ struct Connected {
     writer: JoinHandle<()>,
 }
 
-/// The log, whose lines switches cause, and whoever poses as one: it takes so many bytes.
-pub(crate) struct Log {
-    bytes: Bucket,
-    omitted: u64,
-}
-
-impl Log {
-    pub(crate) fn new() -> Self {
-        Self { bytes: Bucket::new(LOG_RATE, LOG_BURST, now()), omitted: 0 }
-    }
-
-    pub(crate) fn write(&mut self, line: &str, is_trouble: bool) {
-        if !self.bytes.take(ByteCount::new(line.len() as u64), now()) {
-            self.omitted += 1;
-            return;
-        }
-        match std::mem::take(&mut self.omitted) {
-            0 => {}
-            omitted => tracing::warn!("{omitted} lines were left out: more came than the log takes"),
-        }
-        if is_trouble {
-            tracing::warn!("{line}");
-        } else {
-            tracing::info!("{line}");
-        }
-    }
-}
-
 struct Switches {
     controller: Controller,
     /// The configuration in force.
@@ -356,7 +324,7 @@ struct Switches {
     /// The places of connections whose switches are known.
     places: Quota<Source>,
     last: u64,
-    log: Log,
+    log: LimitedLog,
     arrivals: mpsc::Sender<Arrival>,
     clients: Clients,
     /// Programs that ask the network, if the configuration says so.

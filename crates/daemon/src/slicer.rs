@@ -32,7 +32,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::controller::connections::{self, Arrival, Newcomer};
-use crate::controller::{LAST_WORDS, Log, MAX_WAITING, PIECE, tls};
+use crate::controller::{LAST_WORDS, MAX_WAITING, PIECE, tls};
+use crate::limited_log::LimitedLog;
 use crate::system::notify;
 use settings::Made;
 use sockets::Outside;
@@ -144,7 +145,7 @@ async fn serve(options: &SlicerOptions, socket: &Path, ready: impl FnOnce(&Slice
         paused: BTreeSet::new(),
         places: Quota::new(MAX_SWITCHES, MAX_SWITCHES_OF_SOURCE),
         last: 0,
-        log: Log::new(),
+        log: LimitedLog::new(now()),
         arrivals,
         outside,
     };
@@ -237,7 +238,7 @@ struct Slices {
     paused: BTreeSet<ConnectionId>,
     places: Quota<Source>,
     last: u64,
-    log: Log,
+    log: LimitedLog,
     arrivals: mpsc::Sender<Arrival>,
     outside: mpsc::Sender<Outside>,
 }

@@ -54,6 +54,7 @@ mod run_bond;
 mod run_connects;
 mod sfnet;
 mod slicer;
+mod snmp;
 mod support;
 mod traffic;
 mod virtual_interface;

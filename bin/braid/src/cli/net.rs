@@ -71,6 +71,11 @@ pub(crate) enum NetAction {
         out: PathBuf,
     },
     Sfnet(Box<SfnetCommand>),
+    /// Slice the configuration of devices: several managers of SNMP, each of which sees and sets its own part only.
+    ///
+    /// It is an agent to managers and a manager to the devices' agents, by SNMPv2c and SNMPv3. What slices share, such as the channel of a radio, a policy
+    /// decides. `snmp-slicer.example.toml` explains the configuration, which is read again after SIGHUP. It runs in the foreground, and needs no privileges.
+    SnmpSlicer(SnmpSlicer),
     /// Ask a host that runs Braid to go to an access point.
     Move {
         /// Ethernet address of the host, as `status` shows it.
@@ -104,6 +109,20 @@ pub(crate) struct Controller {
     pub(crate) identity: Identity,
     #[command(flatten)]
     pub(crate) at: ControllerSocket,
+}
+
+/// Options of the slicer of SNMP.
+#[derive(Debug, Args)]
+pub(crate) struct SnmpSlicer {
+    /// Configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Directory with the id of its engine, and with what slices have asked for.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/braid-snmp")]
+    pub(crate) state_dir: PathBuf,
+    /// Only check the configuration and the files that it names.
+    #[arg(long)]
+    pub(crate) check: bool,
 }
 
 /// Address of the page if none is given; the daemon's page has another port.
