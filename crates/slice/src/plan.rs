@@ -16,7 +16,7 @@ pub const MAX_SLICES: usize = 256;
 /// Most users who opt in.
 pub const MAX_USERS: usize = 1024;
 /// Most parts of a slice's space.
-pub const MAX_PARTS: usize = 256;
+pub(crate) const MAX_PARTS: usize = 256;
 
 /// The number of a slice, which its entries carry in their cookies. 0 is the production slice, which has what nobody claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +33,7 @@ impl SliceNo {
 pub const PRODUCTION: &str = "production";
 
 /// A slice.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SliceSpec {
     /// Addresses of its controllers, in a form that the caller dials. Without any, it has no entries; the production slice forwards as a switch does by
     /// itself.
@@ -54,22 +54,6 @@ pub struct SliceSpec {
     pub queues: Vec<u32>,
     /// Bounds.
     pub limits: Limits,
-}
-
-impl Default for SliceSpec {
-    fn default() -> Self {
-        Self {
-            controllers: Vec::new(),
-            priority: 0,
-            space: Vec::new(),
-            within: None,
-            opt_in: false,
-            stage: None,
-            rate: None,
-            queues: Vec::new(),
-            limits: Limits::default(),
-        }
-    }
 }
 
 /// A part of a slice's space.

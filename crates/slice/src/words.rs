@@ -1,6 +1,6 @@
 //! Descriptions of packets in words, as operators write them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use braid_model::Mac;
 use braid_openflow::oxm::{Field, Oxm, VLAN_PRESENT};
@@ -162,7 +162,7 @@ fn address(text: &str, source: bool) -> Option<Vec<Way>> {
         IpAddr::V4(address) => {
             let length = fits(32)?;
             let way = |ethertype: u16, field| {
-                let bits = (length > 0).then(|| Oxm::ipv4(field, Ipv4Addr::from(address), length));
+                let bits = (length > 0).then(|| Oxm::ipv4(field, address, length));
                 [Oxm::exact(Field::EthType, ethertype)].into_iter().chain(bits).collect()
             };
             let fields = if source { [Field::Ipv4Src, Field::ArpSpa] } else { [Field::Ipv4Dst, Field::ArpTpa] };
@@ -171,7 +171,7 @@ fn address(text: &str, source: bool) -> Option<Vec<Way>> {
         IpAddr::V6(address) => {
             let length = fits(128)?;
             let field = if source { Field::Ipv6Src } else { Field::Ipv6Dst };
-            let bits = (length > 0).then(|| Oxm::ipv6(field, Ipv6Addr::from(address), length));
+            let bits = (length > 0).then(|| Oxm::ipv6(field, address, length));
             Some(vec![[Oxm::exact(Field::EthType, 0x86ddu16)].into_iter().chain(bits).collect()])
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use braid_model::{ByteCount, Time};
+use braid_model::Time;
 use braid_openflow::action::{Action, Instruction};
 use braid_openflow::flags::FlowFlags;
 use braid_openflow::flow::{FlowCommand, FlowMod, FlowRemoved, RemovedReason};
@@ -171,10 +171,10 @@ impl Slicer {
         if let Some(dying) = switch.dying.get_mut(&number) {
             dying.left.remove(&key);
             dying.entry.gone = (dying.entry.gone.0 + traffic.0, dying.entry.gone.1 + traffic.1);
-            if dying.left.is_empty() {
-                if let Some(dying) = switch.dying.remove(&number) {
-                    self.report(now, datapath, &dying.entry, dying.reason, removed.duration);
-                }
+            if dying.left.is_empty()
+                && let Some(dying) = switch.dying.remove(&number)
+            {
+                self.report(now, datapath, &dying.entry, dying.reason, removed.duration);
             }
             return;
         }

@@ -12,7 +12,7 @@ use super::{World, add, at, from, out, part, slice, to};
 
 /// A history: a hostile controller and a hostile switch send any bytes, slices change, time passes, connections end. Nothing may panic, and the memory of
 /// what waits stays bounded. The first byte chooses the version.
-pub fn slicer(bytes: &[u8]) {
+pub(crate) fn slicer(bytes: &[u8]) {
     let Some((first, mut rest)) = bytes.split_first() else { return };
     let version = if first & 1 == 0 { Version::V1_3 } else { Version::V1_0 };
     let limits = Limits { entries: 64, groups: 4, buffers: 4, ..Limits::default() };

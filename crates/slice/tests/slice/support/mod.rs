@@ -1,6 +1,6 @@
 //! A world: model switches, a slicer, and the controllers that it dials.
 
-pub mod entry;
+pub(crate) mod entry;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use braid_switch::{Out, SwitchModel};
 use bytes::Bytes;
 
 /// A controller's connection to one switch.
-pub struct Tenant {
+pub(crate) struct Tenant {
     pub connection: Connection,
     pub link: LinkId,
     pub events: Vec<Event>,
@@ -26,7 +26,7 @@ pub struct Tenant {
     pub deaf: bool,
 }
 
-pub struct World {
+pub(crate) struct World {
     pub now: Time,
     pub slicer: Slicer,
     pub switches: BTreeMap<ConnectionId, SwitchModel>,
@@ -46,7 +46,7 @@ pub struct World {
 
 impl World {
     /// A slicer with these slices, and no switch.
-    pub fn new(slices: &[(&str, SliceSpec)]) -> Self {
+    pub(crate) fn new(slices: &[(&str, SliceSpec)]) -> Self {
         let slices = slices.iter().map(|(name, spec)| ((*name).to_owned(), spec.clone())).collect();
         let wanted = Wanted { slices, ..Wanted::default() };
         let slicer = Slicer::new(Settings::new([7; 32]), wanted.clone(), Time::ZERO).unwrap();
@@ -66,7 +66,7 @@ impl World {
     }
 
     /// One switch with so many ports, and all controllers connected.
-    pub fn with_switch(slices: &[(&str, SliceSpec)], version: Version, ports: u32) -> Self {
+    pub(crate) fn with_switch(slices: &[(&str, SliceSpec)], version: Version, ports: u32) -> Self {
         let mut world = Self::new(slices);
         world.connect(switch(1, version, ports));
         world
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Connects a switch, and lets everything settle.
-    pub fn connect(&mut self, mut switch: SwitchModel) -> ConnectionId {
+    pub(crate) fn connect(&mut self, mut switch: SwitchModel) -> ConnectionId {
         let id = self.next();
         switch.connect(self.now);
         self.slicer.accepted(self.now, id, "model");
@@ -88,7 +88,7 @@ impl World {
     }
 
     /// Ends a switch's connection.
-    pub fn disconnect(&mut self, id: ConnectionId) -> SwitchModel {
+    pub(crate) fn disconnect(&mut self, id: ConnectionId) -> SwitchModel {
         self.slicer.disconnected(self.now, id);
         let mut switch = self.switches.remove(&id).unwrap();
         switch.connection = None;
@@ -97,7 +97,7 @@ impl World {
     }
 
     /// The slicer is killed, and another one continues with its journal.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let journal = std::mem::take(&mut self.journal);
         let (slicer, rest) = Slicer::restore(Settings::new([8; 32]), self.wanted.clone(), &journal, self.now).unwrap();
         assert_eq!(rest, 0);
@@ -110,7 +110,7 @@ impl World {
     }
 
     /// Carries bytes until there are none.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         for round in 0.. {
             assert!(round < 100_000, "never settles");
             if !self.step() {
@@ -186,7 +186,7 @@ impl World {
     }
 
     /// Lets time pass.
-    pub fn pass(&mut self, span: Duration) {
+    pub(crate) fn pass(&mut self, span: Duration) {
         let end = self.now + span;
         loop {
             let due = self.slicer.poll_timeout().into_iter().chain(self.switches.values().filter_map(SwitchModel::poll_timeout));
@@ -210,18 +210,18 @@ impl World {
     }
 
     /// The connection of a slice's controller to a switch.
-    pub fn tenant(&self, slice: &str, datapath: u64) -> ConnectionId {
+    pub(crate) fn tenant(&self, slice: &str, datapath: u64) -> ConnectionId {
         let is = |tenant: &Tenant| tenant.link.slice == slice && tenant.link.switch == DatapathId(datapath);
         *self.tenants.iter().find(|(_, tenant)| is(tenant)).unwrap_or_else(|| panic!("{slice} has no connection to {datapath}")).0
     }
 
     /// A controller sends a message. Returns what came back: replies, errors and packets.
-    pub fn send(&mut self, slice: &str, message: Message) -> Vec<Event> {
+    pub(crate) fn send(&mut self, slice: &str, message: Message) -> Vec<Event> {
         let id = self.tenant(slice, 1);
         self.send_from(id, message)
     }
 
-    pub fn send_from(&mut self, id: ConnectionId, message: Message) -> Vec<Event> {
+    pub(crate) fn send_from(&mut self, id: ConnectionId, message: Message) -> Vec<Event> {
         let now = self.now;
         let tenant = self.tenants.get_mut(&id).unwrap();
         tenant.events.clear();
@@ -232,7 +232,7 @@ impl World {
     }
 
     /// The same, which must be refused or not.
-    pub fn refused(&mut self, slice: &str, message: Message) -> Option<ErrorCode> {
+    pub(crate) fn refused(&mut self, slice: &str, message: Message) -> Option<ErrorCode> {
         self.send(slice, message).iter().find_map(|event| match event {
             Event::Failed { error, .. } => Some(error.code),
             _ => None,
@@ -240,7 +240,7 @@ impl World {
     }
 
     /// A frame comes in at a port of switch 1. Returns the ports where it leaves, and who got it.
-    pub fn frame(&mut self, port: u32, frame: &Bytes) -> (Vec<u32>, Vec<(String, PacketIn)>) {
+    pub(crate) fn frame(&mut self, port: u32, frame: &Bytes) -> (Vec<u32>, Vec<(String, PacketIn)>) {
         self.out.clear();
         self.tenants.values_mut().for_each(|tenant| tenant.events.clear());
         let (_, switch) = self.switches.iter_mut().find(|(_, switch)| switch.datapath == 1).unwrap();
@@ -250,22 +250,21 @@ impl World {
         let mut packets = Vec::new();
         for tenant in self.tenants.values() {
             for event in &tenant.events {
-                if let Event::Message { message, .. } = event {
-                    if let Message::PacketIn(packet) = &**message {
+                if let Event::Message { message, .. } = event
+                    && let Message::PacketIn(packet) = &**message {
                         packets.push((tenant.link.slice.clone(), packet.clone()));
                     }
-                }
             }
         }
         (self.out.iter().map(|(_, port, _)| *port).collect(), packets)
     }
 
-    pub fn model(&mut self) -> &mut SwitchModel {
+    pub(crate) fn model(&mut self) -> &mut SwitchModel {
         self.switches.values_mut().next().unwrap()
     }
 
     /// Puts slices into force.
-    pub fn set(&mut self, change: impl FnOnce(&mut Wanted)) -> Result<(), braid_slice::PlanError> {
+    pub(crate) fn set(&mut self, change: impl FnOnce(&mut Wanted)) -> Result<(), braid_slice::PlanError> {
         let mut wanted = self.wanted.clone();
         change(&mut wanted);
         self.slicer.set(self.now, wanted.clone())?;
@@ -274,77 +273,77 @@ impl World {
         Ok(())
     }
 
-    pub fn troubles(&self) -> String {
+    pub(crate) fn troubles(&self) -> String {
         self.slicer.snapshot().troubles.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
 }
 
-pub fn switch(datapath: u64, version: Version, ports: u32) -> SwitchModel {
+pub(crate) fn switch(datapath: u64, version: Version, ports: u32) -> SwitchModel {
     let mut switch = SwitchModel::new(datapath, version, 4);
     (1..=ports).for_each(|port| switch.set_port(port, true));
     switch
 }
 
 /// A slice with a controller and this space.
-pub fn slice(space: Vec<Part>) -> SliceSpec {
+pub(crate) fn slice(space: Vec<Part>) -> SliceSpec {
     SliceSpec { controllers: vec!["controller".to_owned()], space, ..SliceSpec::default() }
 }
 
-pub fn part(fields: &[Oxm]) -> Part {
+pub(crate) fn part(fields: &[Oxm]) -> Part {
     Part { header: header(fields), ..Part::default() }
 }
 
-pub fn at(ports: &[u32], fields: &[Oxm]) -> Part {
+pub(crate) fn at(ports: &[u32], fields: &[Oxm]) -> Part {
     Part { ports: Ports::Only(ports.iter().copied().collect()), ..part(fields) }
 }
 
-pub fn header(fields: &[Oxm]) -> Header {
+pub(crate) fn header(fields: &[Oxm]) -> Header {
     Header::of(&Match::new(fields.iter().cloned())).unwrap()
 }
 
-pub fn from(host: Mac) -> Oxm {
+pub(crate) fn from(host: Mac) -> Oxm {
     Oxm::mac(Field::EthSrc, host)
 }
 
-pub fn to(host: Mac) -> Oxm {
+pub(crate) fn to(host: Mac) -> Oxm {
     Oxm::mac(Field::EthDst, host)
 }
 
-pub fn add(priority: u16, fields: &[Oxm], actions: Vec<Action>) -> FlowMod {
+pub(crate) fn add(priority: u16, fields: &[Oxm], actions: Vec<Action>) -> FlowMod {
     let instructions = if actions.is_empty() { Vec::new() } else { vec![Instruction::ApplyActions(actions)] };
     FlowMod { priority, matching: Match::new(fields.iter().cloned()), instructions, ..FlowMod::default() }
 }
 
-pub fn out(port: u32) -> Vec<Action> {
+pub(crate) fn out(port: u32) -> Vec<Action> {
     vec![Action::output(PortNo(port))]
 }
 
-pub fn packet_out(in_port: PortNo, actions: Vec<Action>, data: &Bytes) -> Message {
+pub(crate) fn packet_out(in_port: PortNo, actions: Vec<Action>, data: &Bytes) -> Message {
     Message::PacketOut(PacketOut { buffer: None, in_port, actions, data: data.clone() })
 }
 
 /// Random numbers: xorshift64*.
-pub struct Random(pub u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         (self.next() >> 11) % bound.max(1)
     }
 
-    pub fn one<T: Clone>(&mut self, all: &[T]) -> T {
+    pub(crate) fn one<T: Clone>(&mut self, all: &[T]) -> T {
         all[self.below(all.len() as u64) as usize].clone()
     }
 }
 
 /// The seed: that of the environment, or one that each run has.
-pub fn seed(name: &str) -> u64 {
+pub(crate) fn seed(name: &str) -> u64 {
     let seed = std::env::var("BRAID_SLICE_SEED")
         .ok()
         .and_then(|text| text.parse().ok())
