@@ -142,7 +142,7 @@ pub enum Request {
     /// `GET /v1/slices`: a slicer answers, not the daemon.
     Slices(ReplySender<SlicerStatus>),
     /// `POST /v1/slices`.
-    ChangeSlices(SliceChange, ReplySender<Accepted>),
+    ChangeSlices(Box<SliceChange>, ReplySender<Accepted>),
     /// `POST /v1/reload`: read the configuration again; if it is rejected (a problem, status 422), the running one stays in force.
     Reload(ReplySender<Accepted>),
     /// `POST /v1/down`: take everything down and exit. The answer is sent before.

@@ -516,7 +516,7 @@ fn notices_say_what_happens_to_the_host_and_no_more() {
     world.associate(host(1), 0, Place::new(2, 4));
     world.run(SECOND);
     let moved = json!({"about": "handover", "to": [{"port": "2:4", "access": access_id(2).to_string()}]});
-    assert_eq!(events(&world, one, handover), [moved.clone()]);
+    assert_eq!(events(&world, one, handover), std::slice::from_ref(&moved));
     assert!(events(&world, one, all).contains(&moved));
     // Load: the model's time runs, and so do measurements.
     world.stream(SERVER, host(1), 80, 10, 60_000, Duration::from_micros(50));

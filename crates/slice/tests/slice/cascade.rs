@@ -136,9 +136,10 @@ fn a_slicer_stands_behind_another_one() {
         for (_, link, connection) in &mut cascade.tenants {
             while let Some(event) = connection.poll_event() {
                 if let braid_openflow::Event::Message { message, .. } = event
-                    && let Message::PacketIn(packet) = *message {
-                        got.push((link.slice.clone(), packet.data.to_vec()));
-                    }
+                    && let Message::PacketIn(packet) = *message
+                {
+                    got.push((link.slice.clone(), packet.data.to_vec()));
+                }
             }
         }
         assert_eq!(got, [("one".to_owned(), lldp)]);

@@ -292,8 +292,11 @@ fn world_of(slices: &[(String, SliceSpec)], version: Version) -> World {
     World::with_switch(&slices, version, PORTS)
 }
 
+/// Packets that leave by ports, and those that slices get.
+type Fate = (Vec<(u32, Bytes)>, Vec<(String, Bytes)>);
+
 /// What becomes of a frame: where it leaves, as what, and who gets it.
-fn fate(world: &mut World, port: u32, frame: &Bytes) -> (Vec<(u32, Bytes)>, Vec<(String, Bytes)>) {
+fn fate(world: &mut World, port: u32, frame: &Bytes) -> Fate {
     let (_, packets) = world.frame(port, frame);
     let mut left: Vec<(u32, Bytes)> = world.out.iter().map(|(_, port, frame)| (*port, frame.clone())).collect();
     left.sort();

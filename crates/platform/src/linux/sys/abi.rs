@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 35];
+        static braid_native_sizes: [usize; 36];
     }
 
     #[test]

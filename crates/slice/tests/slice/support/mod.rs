@@ -251,9 +251,10 @@ impl World {
         for tenant in self.tenants.values() {
             for event in &tenant.events {
                 if let Event::Message { message, .. } = event
-                    && let Message::PacketIn(packet) = &**message {
-                        packets.push((tenant.link.slice.clone(), packet.clone()));
-                    }
+                    && let Message::PacketIn(packet) = &**message
+                {
+                    packets.push((tenant.link.slice.clone(), packet.clone()));
+                }
             }
         }
         (self.out.iter().map(|(_, port, _)| *port).collect(), packets)
@@ -343,6 +344,7 @@ impl Random {
 }
 
 /// The seed: that of the environment, or one that each run has.
+#[expect(clippy::disallowed_methods, reason = "the seed can be given")]
 pub(crate) fn seed(name: &str) -> u64 {
     let seed = std::env::var("BRAID_SLICE_SEED")
         .ok()
