@@ -147,6 +147,8 @@ install: $(TARGET)/release/braid
 	install -D -m 755 $(TARGET)/release/braid $(DESTDIR)$(PREFIX)/bin/braid
 	install -D -m 644 braid.example.toml $(DESTDIR)$(PREFIX)/share/doc/braid/braid.example.toml
 	install -D -m 644 controller.example.toml $(DESTDIR)$(PREFIX)/share/doc/braid/controller.example.toml
+	install -D -m 644 slicer.example.toml $(DESTDIR)$(PREFIX)/share/doc/braid/slicer.example.toml
+	install -D -m 644 snmp-slicer.example.toml $(DESTDIR)$(PREFIX)/share/doc/braid/snmp-slicer.example.toml
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(TARGET)/release/braid man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions

@@ -66,6 +66,9 @@ if command -v systemctl >/dev/null 2>&1; then
     *" openvswitch-switch "*) systemctl disable openvswitch-switch.service >/dev/null 2>&1 || true ;;
     esac
     case " $missing " in
+    *" snmpd "*) systemctl disable snmpd.service snmptrapd.socket >/dev/null 2>&1 || true ;;
+    esac
+    case " $missing " in
     *" babeld "*) systemctl disable babeld.service >/dev/null 2>&1 || true ;;
     esac
     case " $missing " in

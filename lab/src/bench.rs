@@ -22,6 +22,7 @@ mod report;
 mod run_calls;
 mod schedulers;
 mod shares;
+mod slicer;
 mod sockets;
 mod stats;
 mod virtual_device;
@@ -105,6 +106,7 @@ const ALL: &[(&str, Bench)] = &[
     ("network", network::run),
     ("handover", handover::run),
     ("net-copies", copies::run),
+    ("slicer", slicer::run),
 ];
 
 /// Runs the named benchmarks, or all, and returns their reports. Prints progress on standard error. Writes `bench.md` and `bench.json`

@@ -43,6 +43,7 @@ pub mod network;
 pub mod relay;
 mod responder;
 mod site;
+pub mod slicer;
 mod spec;
 pub mod ssh;
 #[allow(unsafe_code)]

@@ -51,7 +51,7 @@ enum Action {
     Bench {
         /// The benchmarks: whole-connections, mixes, overhead, overhead-udp, calls, run-calls, decision, cut, footprint, api, schedulers, shares, bond,
         /// bond-few, bond-cut, moves, bond-simult, bond-matrix, bond-churn, bond-messages, bond-fair, bond-speed, bond-relay, relay-crowd, get, proxy, gateway,
-        /// virtual, adhoc, adhoc-access, network, handover, net-copies [default: all]
+        /// virtual, adhoc, adhoc-access, network, handover, net-copies, slicer [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
         #[arg(long)]

@@ -25,6 +25,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Controller<'a> {
     lab: &'a Lab,
     braid: PathBuf,
+    /// Of the files of several.
+    name: String,
     process: Child,
 }
 
@@ -50,16 +52,24 @@ impl<'a> Controller<'a> {
     /// # Errors
     /// The program is missing, or the file cannot be written.
     pub fn start_at(lab: &'a Lab, braid: &Path, configuration: &str, listens: &[SocketAddr]) -> Result<Self> {
-        let file = lab.directory().join("controller.toml");
+        Self::start_named(lab, braid, "net", configuration, listens)
+    }
+
+    /// The same, one of several: `name` is that of its socket and its log.
+    ///
+    /// # Errors
+    /// The program is missing, or the file cannot be written.
+    pub fn start_named(lab: &'a Lab, braid: &Path, name: &str, configuration: &str, listens: &[SocketAddr]) -> Result<Self> {
+        let file = lab.directory().join(format!("{name}.toml"));
         fs::write(&file, configuration).context("cannot write the controller's configuration")?;
-        let log = File::options().create(true).append(true).open(log(lab)).context("cannot write the controller's log")?;
+        let log = File::options().create(true).append(true).open(log(lab, name)).context("cannot write the controller's log")?;
         let mut command = lab.client().command(braid)?;
-        command.args(["net", "controller", "--socket"]).arg(socket(lab));
+        command.args(["net", "controller", "--socket"]).arg(socket(lab, name));
         command.args(listens.iter().flat_map(|address| ["--listen".to_owned(), address.to_string()]));
-        command.arg("--config").arg(file).arg("--state-dir").arg(lab.directory().join("controller"));
+        command.arg("--config").arg(file).arg("--state-dir").arg(lab.directory().join(format!("{name}-state")));
         let process = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
         let process = process.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?;
-        Ok(Self { lab, braid: braid.to_owned(), process })
+        Ok(Self { lab, braid: braid.to_owned(), name: name.to_owned(), process })
     }
 
     /// Runs `braid net` with these arguments.
@@ -68,7 +78,7 @@ impl<'a> Controller<'a> {
     /// The program is missing.
     pub fn net(&self, arguments: &[&str]) -> Result<Output> {
         let mut command = self.lab.client().command(&self.braid)?;
-        Ok(command.arg("net").args(arguments).arg("--socket").arg(socket(self.lab)).stdin(Stdio::null()).output()?)
+        Ok(command.arg("net").args(arguments).arg("--socket").arg(socket(self.lab, &self.name)).stdin(Stdio::null()).output()?)
     }
 
     /// `braid net status --json`; `Null` if the controller does not answer.
@@ -97,7 +107,7 @@ impl<'a> Controller<'a> {
 
     /// What it wrote, and the controllers of this lab before it.
     pub fn log(&self) -> String {
-        fs::read_to_string(log(self.lab)).unwrap_or_default()
+        fs::read_to_string(log(self.lab, &self.name)).unwrap_or_default()
     }
 
     /// Sends SIGKILL, and waits until it has ended.
@@ -121,12 +131,12 @@ impl Drop for Controller<'_> {
     }
 }
 
-fn socket(lab: &Lab) -> PathBuf {
-    lab.directory().join("net.sock")
+fn socket(lab: &Lab, name: &str) -> PathBuf {
+    lab.directory().join(format!("{name}.sock"))
 }
 
-fn log(lab: &Lab) -> PathBuf {
-    lab.directory().join("net.log")
+fn log(lab: &Lab, name: &str) -> PathBuf {
+    lab.directory().join(format!("{name}.log"))
 }
 
 /// Whether a status has so many switches and links, and all switches have their entries.
@@ -186,6 +196,25 @@ impl<'a> Switches<'a> {
             switches.cable(one, other)?;
         }
         Ok(switches)
+    }
+
+    /// Open vSwitch with one switch, `s1`, whose controller is at [`CONTROLLER`].
+    ///
+    /// # Errors
+    /// Open vSwitch is missing, or does not start.
+    pub fn one(lab: &'a Lab, version: &str) -> Result<Self> {
+        let switches = Self::start(lab, None, "ovs")?;
+        switches.add("s1", 1, version, &format!("tcp:{CONTROLLER}"))?;
+        Ok(switches)
+    }
+
+    /// The number of a port.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn number(&self, port: &str) -> Result<u32> {
+        let number = self.vsctl(&format!("get Interface {port} ofport"))?;
+        number.trim().parse().with_context(|| format!("{port} is no port: {}", number.trim()))
     }
 
     /// Open vSwitch without a switch, in the client's namespace or its own, with a directory of this name.

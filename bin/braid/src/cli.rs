@@ -8,9 +8,11 @@ mod gateway;
 pub(crate) mod get;
 mod net;
 mod net_join;
+pub(crate) mod net_slice;
 mod past;
 mod relay;
 mod rules;
+mod sfnet;
 mod sim;
 mod steering;
 mod switch;
@@ -37,6 +39,7 @@ pub(crate) use relay::{
     Join, Leave, Move, PortRange, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
 };
 pub(crate) use rules::{Rules, RulesAction};
+pub(crate) use sfnet::{About, SfnetAction, SfnetCommand};
 pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
 pub(crate) use steering::{Proxy, Run, Steering};
 pub(crate) use switch::{Switch, SwitchAction};

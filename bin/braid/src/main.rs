@@ -14,6 +14,8 @@ mod get;
 mod join;
 mod net;
 mod net_join;
+mod net_sfnet;
+mod net_slice;
 mod past;
 mod proxy;
 mod relay;

@@ -8,13 +8,14 @@ use std::process::Command;
 use anyhow::Context as _;
 use braid_api::{Accepted, NetworkAccess, NetworkChange, NetworkLink, NetworkPlace, NetworkStatus};
 use braid_daemon::controller::{self, ControllerOptions, Listens};
+use braid_daemon::snmp_slicer::{self, Front};
 
 use braid_model::Rate;
 
 use crate::cli::{Net, NetAction};
 use crate::client::{self, ClientError};
 use crate::table::{Cell, Page, Tone, cell, numbers, percent, rate, toned, words};
-use crate::{net_join, print, print_accepted, start, ui};
+use crate::{net_join, net_sfnet, net_slice, print, print_accepted, start, ui};
 
 /// Runs the command.
 pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
@@ -31,7 +32,10 @@ pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
             };
             controller::run(&wanted, &options.at.socket, ready)?;
         }
+        NetAction::Slicer(options) => net_slice::serve(options, verbose)?,
+        NetAction::Slice(action) => net_slice::run(action)?,
         NetAction::Join(join) => net_join::join(*join, verbose)?,
+        NetAction::Sfnet(command) => net_sfnet::run(*command)?,
         NetAction::Key(identity) => net_join::key(&identity)?,
         NetAction::Demo { out } => demo(&out)?,
         NetAction::Ui { print, at } => {
@@ -43,6 +47,14 @@ pub(crate) fn run(command: Net, verbose: u8) -> anyhow::Result<()> {
         }
         NetAction::Manager { host, manager, at } => {
             change(&at.socket, &NetworkChange { host, manager: Some(manager), to: None })?;
+        }
+        NetAction::SnmpSlicer(options) if options.check => {
+            snmp_slicer::check(&options.config)?;
+            writeln!(io::stdout(), "{} is usable", options.config.display())?;
+        }
+        NetAction::SnmpSlicer(options) => {
+            start::log("info", verbose);
+            snmp_slicer::run(&options.config, &options.state_dir, slicing)?;
         }
         NetAction::Move { host, access, at } => change(&at.socket, &NetworkChange { host, manager: None, to: Some(access) })?,
     }
@@ -72,6 +84,21 @@ fn ready(listens: &Listens) {
         let clients: Vec<String> = clients.iter().map(ToString::to_string).collect();
         let _ = writeln!(io::stdout(), "it takes clients on {}: `braid net join --controller-key {key}`", clients.join(", "));
     }
+    if !listens.programs.is_empty() {
+        let programs: Vec<String> = listens.programs.iter().map(ToString::to_string).collect();
+        let _ = writeln!(io::stdout(), "it takes programs on {}: `braid net sfnet`", programs.join(", "));
+    }
+    if let Some((programs, key)) = &listens.programs_tls {
+        let programs: Vec<String> = programs.iter().map(ToString::to_string).collect();
+        let _ = writeln!(io::stdout(), "it takes programs with TLS on {}: `braid net sfnet --controller-key {key}`", programs.join(", "));
+    }
+}
+
+fn slicing(fronts: &[Front]) {
+    for front in fronts {
+        let _ = writeln!(io::stdout(), "managers ask for {} at {}", front.device, front.listen);
+    }
+    let _ = writeln!(io::stdout(), "the slicer runs until this process ends (Ctrl-C)");
 }
 
 fn change(socket: &Path, change: &NetworkChange) -> anyhow::Result<()> {

@@ -23,6 +23,7 @@ mod policy;
 mod problem;
 mod relocation;
 mod rules;
+mod slices;
 mod state;
 mod status;
 
@@ -47,6 +48,7 @@ pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementVi
 pub use problem::{Finding, Problem};
 pub use relocation::{FlowEnds, MovedFlow, MovedProtocol, RewriteRequest, RewriteState, Rewritten, SequenceNumbers};
 pub use rules::{ProgramRule, Reservation, Reserve, RuleChange};
+pub use slices::{SliceChange, SliceDescription, SliceLink, SlicePart, SliceTrouble, SliceUser, SliceView, SlicedSwitch, SlicerStatus};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
 pub use status::{Accepted, Battery, Counters, LateStatus, LinkMeasured, LinkProfile, LinkStatus, Status, VirtualInterfaceStatus};
 

@@ -9,7 +9,7 @@ use crate::{
     Accepted, AdhocChange, AdhocStatus, AdhocUp, App, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest,
     Explanation, Fact, FactChange, Flow, Gains, History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, MovedFlow,
     NetworkChange, NetworkStatus, Note, Peer, PolicyView, Problem, ProgramRule, RewriteRequest, Rewritten, RuleChange, Session,
-    SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
+    SessionRequest, SliceChange, SlicerStatus, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
 };
 
 /// Rights required to call an operation. On the Unix socket every user may read; root, the daemon's user and the group `braid` may change
@@ -108,7 +108,7 @@ const SINCE: Parameter = Parameter { name: "since", summary: "only notes after t
 const DAYS: Parameter = Parameter { name: "days", summary: "number of days, including today; default: 30", takes: Takes::Number(400) };
 
 /// Every operation under `/v1`.
-pub const OPERATIONS: [Operation; 40] = [
+pub const OPERATIONS: [Operation; 42] = [
     read("/v1/status", "Overview of the daemon.", answer::<Status>),
     read("/v1/links", "All links.", list::<LinkStatus>),
     read("/v1/flows", "All live flows.", list::<Flow>),
@@ -194,6 +194,8 @@ pub const OPERATIONS: [Operation; 40] = [
         Some(of::<NetworkChange>),
         answer::<Accepted>,
     ),
+    read("/v1/slices", "The slices of a slicer.", answer::<SlicerStatus>),
+    change("/v1/slices", "Adds, changes or removes a slice, or lets a user opt in or out.", Some(of::<SliceChange>), answer::<Accepted>),
     change("/v1/reload", "Reloads the configuration.", None, answer::<Accepted>),
     change("/v1/down", "Stops Braid.", None, answer::<Accepted>),
 ];

@@ -1,7 +1,10 @@
 //! Reads the configuration of a network's controller (`braid net controller --config`). `controller.example.toml` explains every key.
 
+mod programs;
 #[cfg(test)]
 mod tests;
+
+pub use programs::SfnetSettings;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,6 +19,7 @@ use braid_model::key::PublicKey;
 use braid_model::{Mac, Rate};
 use braid_network::mobility::{FlowMode, NAMES};
 use braid_network::paths::Weight;
+use braid_network::sfnet::HostRights;
 use braid_network::{Access, AccessId, AccessKind, Channel, FlowSpec, GroupSpec, Place, group_address};
 
 use super::links::mac;
@@ -35,6 +39,8 @@ pub struct ControllerConfig {
     pub tls: Option<TlsFiles>,
     /// Where clients connect.
     pub clients_listen: Vec<SocketAddr>,
+    /// Programs that ask the network; `None`: they are not served.
+    pub sfnet: Option<SfnetSettings>,
     /// Access points. Neither an address nor a place is there twice.
     pub accesses: Vec<Access>,
     /// Weights of links, by the port at either end. No port is there twice.
@@ -84,13 +90,15 @@ pub struct HostSettings {
     pub slice: Option<String>,
     /// The most that it sends and receives.
     pub limit: Option<Rate>,
+    /// What its programs may ask the network; `None`: what all may.
+    pub programs: Option<HostRights>,
 }
 
 const KINDS: [(&str, AccessKind); 3] = [("wired", AccessKind::Wired), ("wifi", AccessKind::Wifi), ("cellular", AccessKind::Cellular)];
 /// Numbers of IP protocols.
 const PROTOCOLS: [(&str, u8); 3] = [("icmp", 1), ("tcp", 6), ("udp", 17)];
 /// The largest number of a port. Source: OpenFlow 1.3.5 section 7.2.1 (`OFPP_MAX`).
-const MAX_PORT: u64 = 0xffff_ff00;
+pub(super) const MAX_PORT: u64 = 0xffff_ff00;
 /// The least rate that meters express.
 const LEAST_LIMIT: Rate = Rate::from_bps(1000);
 /// What clients may reserve of an access point that does not say it, and the most that one may say.
@@ -101,10 +109,10 @@ const MAX_COPIES: u64 = 8;
 /// Weights of links: the usual one, which each end has, and the largest one, with which sums of a path stay below 2^32.
 const WEIGHTS: std::ops::RangeInclusive<u64> = 10..=100_000;
 /// Longest name of a slice in bytes.
-const NAME_LIMIT: usize = 64;
+pub(super) const NAME_LIMIT: usize = 64;
 
 /// Lines in which something was named.
-type Lines<K> = BTreeMap<K, usize>;
+pub(super) type Lines<K> = BTreeMap<K, usize>;
 
 /// Reads a file.
 pub fn load(path: &Path) -> Result<ControllerConfig, ConfigErrors> {
@@ -128,6 +136,7 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
     let tls = section.take("tls").and_then(|value| value.section("[tls]")).and_then(tls);
     let clients = section.take("clients").and_then(|value| value.section("[clients]"));
     let clients_listen = clients.map(clients_listen).unwrap_or_default();
+    let sfnet = section.take("sfnet").and_then(|value| value.section("[sfnet]")).map(programs::sfnet);
     let (mut ids, mut places) = (Lines::new(), Lines::new());
     let accesses = entries(&mut section, "access", "an [[access]] entry", |section| access(section, &mut ids, &mut places));
     let mut ends = Lines::new();
@@ -141,17 +150,23 @@ fn config_of(mut section: Section<'_>) -> ControllerConfig {
     let mut specs = Lines::new();
     let flows = entries(&mut section, "flow", "a [[flow]] entry", |section| flow(section, &mut specs));
     section.finish();
-    ControllerConfig { listen, manager, hold, tls, clients_listen, accesses, weights, slices, hosts, groups, flows, warnings: Vec::new() }
+    let warnings = Vec::new();
+    ControllerConfig { listen, manager, hold, tls, clients_listen, sfnet, accesses, weights, slices, hosts, groups, flows, warnings }
 }
 
 /// The entries of a list of tables.
-fn entries<T>(document: &mut Section<'_>, key: &'static str, what: &'static str, mut read: impl FnMut(Section<'_>) -> Option<T>) -> Vec<T> {
+pub(super) fn entries<T>(
+    document: &mut Section<'_>,
+    key: &'static str,
+    what: &'static str,
+    mut read: impl FnMut(Section<'_>) -> Option<T>,
+) -> Vec<T> {
     let values = document.take(key).and_then(|value| value.list()).unwrap_or_default();
     values.iter().filter_map(|value| read(value.section(what)?)).collect()
 }
 
 /// Refuses what an earlier line names.
-fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<usize>, what: &str) -> Option<()> {
+pub(super) fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<usize>, what: &str) -> Option<()> {
     match lines.entry(key) {
         Entry::Vacant(entry) => {
             entry.insert(reader.line(span));
@@ -164,7 +179,7 @@ fn only<K: Ord>(lines: &mut Lines<K>, key: K, reader: &Reader<'_>, span: &Range<
     }
 }
 
-fn addresses(value: &Value<'_>, example: &str) -> Vec<SocketAddr> {
+pub(super) fn addresses(value: &Value<'_>, example: &str) -> Vec<SocketAddr> {
     let (mut lines, wanted) = (Lines::new(), format!("an address with a port such as {example}"));
     let address = |value: &Value<'_>| {
         let address: SocketAddr = value.parsed(&wanted)?;
@@ -177,7 +192,7 @@ fn manager(value: &Value<'_>) -> Option<String> {
     value.one_of(&NAMES.map(|name| (name, name))).map(str::to_owned)
 }
 
-fn tls(mut section: Section<'_>) -> Option<TlsFiles> {
+pub(super) fn tls(mut section: Section<'_>) -> Option<TlsFiles> {
     let mut path = |key, remedy| section.need(key, remedy).and_then(|value| value.whole_path("\"/etc/braid/net-key.pem\""));
     let certificate = path("certificate", "write certificate = \"/etc/braid/net-cert.pem\": the controller's certificate");
     let key = path("key", "write key = \"/etc/braid/net-key.pem\": the private key of the certificate");
@@ -292,8 +307,9 @@ fn host(mut section: Section<'_>, slices: &[SliceSettings], macs: &mut Lines<Mac
             value.refuse(format!("{limit} is too low"), format!("write at least {LEAST_LIMIT}"))
         }
     });
+    let programs = section.take("programs").and_then(|value| programs::rights(&value));
     section.finish();
-    Some(HostSettings { mac: address?, key, manager, slice, limit })
+    Some(HostSettings { mac: address?, key, manager, slice, limit, programs })
 }
 
 fn group(mut section: Section<'_>, addresses: &mut Lines<Mac>) -> Option<GroupSpec> {
@@ -341,7 +357,7 @@ fn protocol(value: &Value<'_>) -> Option<u8> {
 }
 
 /// The address of one station.
-fn station(value: &Value<'_>) -> Option<Mac> {
+pub(super) fn station(value: &Value<'_>) -> Option<Mac> {
     let address = mac(value)?;
     if address.0[0] & 1 == 0 {
         return Some(address);
@@ -349,7 +365,7 @@ fn station(value: &Value<'_>) -> Option<Mac> {
     value.refuse(format!("{address} is the address of several stations"), "write the address of one network device".into())
 }
 
-fn datapath(value: &Value<'_>) -> Option<u64> {
+pub(super) fn datapath(value: &Value<'_>) -> Option<u64> {
     let text = value.text()?;
     // The conversion alone would accept a sign.
     let number = text.bytes().all(|digit| digit.is_ascii_hexdigit()).then(|| u64::from_str_radix(text, 16).ok()).flatten();
@@ -364,7 +380,7 @@ fn public_key(value: &Value<'_>) -> Option<PublicKey> {
     }
 }
 
-fn rate(value: &Value<'_>) -> Option<Rate> {
+pub(super) fn rate(value: &Value<'_>) -> Option<Rate> {
     let rate: Rate = value.quantity("a rate such as \"20 Mbit/s\"")?;
     if rate == Rate::ZERO { value.refuse(format!("{} is zero", value.key), "write a rate above 0".into()) } else { Some(rate) }
 }

@@ -1,4 +1,5 @@
-//! Reads the configuration file: one TOML document. `braid.example.toml` explains every key, `controller.example.toml` those of [`controller`].
+//! Reads the configuration file: one TOML document. `braid.example.toml` explains every key, `controller.example.toml` those of [`controller`], `slicer.example.toml`
+//! those of [`slicer`].
 //!
 //! All errors of a file are reported at once, each with its position, reason and remedy.
 
@@ -19,6 +20,8 @@ mod network;
 pub mod profiles;
 mod reader;
 pub mod settings;
+pub mod slicer;
+pub mod snmp_slicer;
 mod targets;
 #[cfg(test)]
 mod tests;

@@ -309,7 +309,7 @@ impl<'a> Value<'a> {
         let key = self.key;
         let (reason, remedy) = match value {
             // The key may have square brackets, but only one pair.
-            DeValue::Table(_) if matches!(key, "link" | "app" | "access" | "slice" | "host" | "group" | "flow") => (
+            DeValue::Table(_) if matches!(key, "link" | "app" | "access" | "slice" | "host" | "group" | "flow" | "space") => (
                 format!("{key} is a single table, but each {key} needs its own entry"),
                 format!("write [[{key}]], with two pairs of square brackets, above each entry"),
             ),

@@ -133,6 +133,8 @@ impl Daemon<'_> {
             }
             Request::Network(reply) => drop(reply.send(Err(no_controller()))),
             Request::ChangeNetwork(_, reply) => drop(reply.send(Err(no_controller()))),
+            Request::Slices(reply) => drop(reply.send(Err(no_slicer()))),
+            Request::ChangeSlices(_, reply) => drop(reply.send(Err(no_slicer()))),
             Request::Reload(reply) => drop(reply.send(self.reload())),
             Request::Down(reply) => {
                 let accepted =
@@ -321,6 +323,10 @@ fn no_adhoc() -> RequestError {
 
 fn no_controller() -> RequestError {
     RequestError::not_found("No controller", "the daemon is no network controller: `braid net controller` runs one")
+}
+
+fn no_slicer() -> RequestError {
+    RequestError::not_found("No slicer", "the daemon is no slicer: `braid net slicer` runs one")
 }
 
 /// Applies a configuration to new flows.

@@ -4,9 +4,10 @@
 //! does not read makes its own connection's queue grow, which the controller limits.
 
 mod clients;
-mod connections;
+pub(crate) mod connections;
+mod programs;
 mod settings;
-mod tls;
+pub(crate) mod tls;
 mod view;
 
 pub use braid_network::mobility::NAMES as MANAGERS;
@@ -23,11 +24,11 @@ use braid_bond::host::Source;
 use braid_config::ConfigErrors;
 use braid_config::controller::ControllerConfig;
 use braid_control::RequestError;
-use braid_decide::bucket::Bucket;
 use braid_http::{Api, Request, ServeError, Server, Serving, Ui, UiOptions};
+use braid_model::Time;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Rate, Time};
 use braid_network::mobility::{Balance, BalanceTerms, HoldFrom, Hoolock, NCast, Predict, Report};
+use braid_network::sfnet::Offer;
 use braid_network::wire::ALPN;
 use braid_network::{Config, ConnectionId, Controller, Event};
 use braid_peer::keys::KeyPair;
@@ -44,9 +45,11 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use crate::limited_log::LimitedLog;
 use crate::system::notify;
 use clients::{ClientArrival, Clients};
 use connections::{Arrival, Newcomer};
+use programs::{ProgramArrival, Programs};
 use settings::Applied;
 
 /// Where switches connect if nothing else is said.
@@ -59,15 +62,15 @@ const COPIES: usize = 2;
 const MAX_SWITCHES: usize = 1024;
 const MAX_SWITCHES_OF_SOURCE: usize = 512;
 /// Pieces of what switches sent that may wait. Readers then wait, in turn.
-const MAX_WAITING: usize = 256;
+pub(crate) const MAX_WAITING: usize = 256;
 /// Time for which what has arrived is handled before what is due.
 const CATCH_UP: Duration = Duration::from_millis(100);
 /// Tasks that run before the system is asked which sockets have data: all readers.
 const TASKS_AT_ONCE: u32 = 4096;
 /// Size of a piece that is written at most.
-const PIECE: usize = 64 << 10;
+pub(crate) const PIECE: usize = 64 << 10;
 /// Time to write what is left on a connection that is closed.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Interval at which clients are told the loads of access points.
 const LOADS: Duration = Duration::from_secs(2);
 /// File name of the controller's key in its state directory.
@@ -75,11 +78,7 @@ const CONTROLLER_KEY: &str = "controller.key";
 /// Directory of the page's tokens and certificate in the state directory, which may be the daemon's, too.
 const PAGE: &str = "controller-ui";
 /// Delay before the next connection is accepted if the system cannot accept one.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
-
-/// Bytes of the log: about 40 lines a second, and 2,000 at once.
-const LOG_RATE: Rate = Rate::from_bps(32_000);
-const LOG_BURST: ByteCount = ByteCount::new(200_000);
+pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// What a controller does. What is given here counts more than the file.
 #[derive(Debug, Clone, Default)]
@@ -123,6 +122,10 @@ pub struct Listens {
     pub tls: bool,
     /// Where clients connect, and the key that they name.
     pub clients: Option<(Vec<SocketAddr>, PublicKey)>,
+    /// Where programs connect that ask the network.
+    pub programs: Vec<SocketAddr>,
+    /// The same with TLS, and the key that the controller proves.
+    pub programs_tls: Option<(Vec<SocketAddr>, PublicKey)>,
 }
 
 /// Runs a controller until a signal ends it. The entries of the switches stay. `ready` is called once switches can connect.
@@ -150,12 +153,18 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
         let remedy = || format!("cannot listen on {address} for switches: end what uses it, or choose another address with --listen");
         listeners.push(TcpListener::bind(address).await.with_context(remedy)?);
     }
-    let identity = Some(&config.clients_listen).filter(|listen| !listen.is_empty()).map(|_| identity(&options.state_dir)).transpose()?;
+    let with_tls = config.sfnet.as_ref().is_some_and(|sfnet| !sfnet.tls_listen.is_empty());
+    let needs_keys = with_tls || !config.clients_listen.is_empty();
+    let identity = needs_keys.then(|| identity(&options.state_dir)).transpose()?;
     let mut client_listeners = Vec::new();
     for address in &config.clients_listen {
         let remedy = || format!("cannot listen on {address} for clients: end what uses it, or choose another address in [clients]");
         client_listeners.push(TcpListener::bind(address).await.with_context(remedy)?);
     }
+    let program_sockets = match &config.sfnet {
+        Some(settings) => Some(programs::Sockets::open(settings).await?),
+        None => None,
+    };
     let server = Server::bind(socket).map_err(|error| match error {
         ServeError::InUse(path) => {
             anyhow::anyhow!(
@@ -169,8 +178,10 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
     crate::privilege::narrow_to_nothing().context("cannot drop the privileges that are not needed")?;
     let listens = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let clients = client_listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
-    let clients = identity.as_ref().map(|identity| (clients, identity.public()));
-    let listens = Listens { switches: listens, tls: acceptor.is_some(), clients };
+    let key = identity.as_ref().map(KeyPair::public);
+    let clients = key.filter(|_| !clients.is_empty()).map(|key| (clients, key));
+    let (programs, programs_tls) = program_sockets.as_ref().map(|sockets| sockets.addresses(key)).transpose()?.unwrap_or_default();
+    let listens = Listens { switches: listens, tls: acceptor.is_some(), clients, programs, programs_tls };
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     // Without a file the signal ends the process, as usual.
     let mut hangup = options.config.as_ref().map(|_| signal(SignalKind::hangup())).transpose()?;
@@ -190,14 +201,20 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
             |listener| tokio::spawn(clients::accept(listener, acceptor.clone(), places.clone(), known.clone(), client_arrivals.clone()));
         accepting.extend(client_listeners.into_iter().map(accept));
     }
+    let (program_arrivals, mut program_arrived) = mpsc::channel(MAX_WAITING);
+    let offer = programs::offer(&config, key);
+    if let Some(sockets) = program_sockets {
+        accepting.extend(sockets.serve(identity.as_ref(), offer.as_ref(), &known, &program_arrivals)?);
+    }
     let mut switches = Switches {
-        controller: controller(&config)?,
+        controller: controller(&config, offer)?,
+        programs: Programs::new(&config),
         config: ControllerConfig::default(),
         applied: Applied::default(),
         connections: BTreeMap::new(),
         places: Quota::new(MAX_SWITCHES, MAX_SWITCHES_OF_SOURCE),
         last: 0,
-        log: Log { bytes: Bucket::new(LOG_RATE, LOG_BURST, now()), omitted: 0 },
+        log: LimitedLog::new(now()),
         arrivals,
         clients: Clients::default(),
         keys,
@@ -214,6 +231,7 @@ async fn serve(options: &ControllerOptions, socket: &Path, ready: impl FnOnce(&L
             () = received(&mut hangup) => switches.reload(options),
             Some(arrival) = arrived.recv() => switches.on_arrival(arrival),
             Some(arrival) = client_arrived.recv() => switches.on_client(arrival),
+            Some(arrival) = program_arrived.recv() => switches.on_program(arrival),
             request = inbox.recv() => match request {
                 None => break,
                 Some(request) => switches.on_request(request, &listens),
@@ -269,12 +287,12 @@ async fn received(signal: &mut Option<Signal>) {
 }
 
 /// A controller with the managers of [`MANAGERS`]. Frames of an earlier start prove no link any more.
-fn controller(config: &ControllerConfig) -> anyhow::Result<Controller> {
+fn controller(config: &ControllerConfig, offer: Option<Offer>) -> anyhow::Result<Controller> {
     let mut key = [0; 32];
     for part in key.chunks_exact_mut(8) {
         part.copy_from_slice(&shared::random()?.to_ne_bytes());
     }
-    let mut controller = Controller::new(Config::new(key), now());
+    let mut controller = Controller::new(Config { offer, ..Config::new(key) }, now());
     let hold = config.hold.unwrap_or(DEFAULT_HOLD);
     let hoolock = || Hoolock::new(hold, HoldFrom::default());
     controller.add_manager(Box::new(hoolock()));
@@ -297,30 +315,6 @@ struct Connected {
     writer: JoinHandle<()>,
 }
 
-/// The log, whose lines switches cause, and whoever poses as one: it takes so many bytes.
-struct Log {
-    bytes: Bucket,
-    omitted: u64,
-}
-
-impl Log {
-    fn write(&mut self, line: &str, is_trouble: bool) {
-        if !self.bytes.take(ByteCount::new(line.len() as u64), now()) {
-            self.omitted += 1;
-            return;
-        }
-        match std::mem::take(&mut self.omitted) {
-            0 => {}
-            omitted => tracing::warn!("{omitted} lines were left out: more came than the log takes"),
-        }
-        if is_trouble {
-            tracing::warn!("{line}");
-        } else {
-            tracing::info!("{line}");
-        }
-    }
-}
-
 struct Switches {
     controller: Controller,
     /// The configuration in force.
@@ -330,9 +324,11 @@ struct Switches {
     /// The places of connections whose switches are known.
     places: Quota<Source>,
     last: u64,
-    log: Log,
+    log: LimitedLog,
     arrivals: mpsc::Sender<Arrival>,
     clients: Clients,
+    /// Programs that ask the network, if the configuration says so.
+    programs: Option<Programs>,
     /// The hosts whose keys are in the configuration.
     keys: watch::Sender<clients::Keys>,
     /// When clients are told the loads of access points next.
@@ -342,7 +338,8 @@ struct Switches {
 impl Switches {
     /// When something is due.
     fn poll_timeout(&self) -> Option<Time> {
-        self.controller.poll_timeout().into_iter().chain(self.next_retry()).min()
+        let of_programs = self.programs.as_ref().and_then(Programs::poll_timeout);
+        self.controller.poll_timeout().into_iter().chain(self.next_retry()).chain(of_programs).min()
     }
 
     fn is_due(&self) -> bool {
@@ -427,6 +424,16 @@ impl Switches {
 
     /// Takes what the controller has for switches and for the log.
     fn pump(&mut self) {
+        // What programs ask for makes bytes for switches, and events.
+        loop {
+            let has_news = self.take_news();
+            if let Some(programs) = &mut self.programs {
+                programs.pump(&mut self.controller);
+            }
+            if !has_news {
+                break;
+            }
+        }
         for (id, connection) in &mut self.connections {
             let mut piece = Vec::new();
             if !connection.is_writing && self.controller.poll_part(*id, PIECE, &mut piece) && !piece.is_empty() {
@@ -447,24 +454,44 @@ impl Switches {
                 }
             });
         }
-        while let Some(event) = self.controller.poll_event() {
-            if let Event::HostNew { host, .. } = &event {
-                self.is_there(*host);
-            }
-            self.log.write(&event.to_string(), is_trouble(&event));
-        }
         while let Some((host, notice)) = self.controller.poll_notice() {
             self.clients.tell(&mut self.controller, host, notice);
-        }
-        while let Some((host, reservation)) = self.controller.poll_reservation() {
-            if let Some(line) = self.clients.tell_reservation(&mut self.controller, host, &reservation) {
-                self.log.write(&line, false);
-            }
         }
         if now() >= self.next_loads {
             self.next_loads = now() + LOADS;
             self.clients.tell_loads(self.controller.utilisations().collect());
             self.clients.tell_free(&self.controller);
+        }
+    }
+
+    /// Takes what the controller reports, for the log, for clients and for programs. `true` if there was something.
+    fn take_news(&mut self) -> bool {
+        let mut has_news = false;
+        while let Some(event) = self.controller.poll_event() {
+            has_news = true;
+            if let Event::HostNew { host, .. } = &event {
+                self.is_there(*host);
+            }
+            self.log.write(&event.to_string(), is_trouble(&event));
+            if let Some(programs) = &mut self.programs {
+                programs.event(&mut self.controller, &event);
+            }
+        }
+        while let Some((host, reservation)) = self.controller.poll_reservation() {
+            has_news = true;
+            if let Some(programs) = &mut self.programs {
+                programs.reserved(&mut self.controller, host, &reservation);
+            }
+            if let Some(line) = self.clients.tell_reservation(&mut self.controller, host, &reservation) {
+                self.log.write(&line, false);
+            }
+        }
+        has_news
+    }
+
+    fn on_program(&mut self, arrival: ProgramArrival) {
+        if let Some(programs) = &mut self.programs {
+            programs.on_arrival(&mut self.controller, arrival);
         }
     }
 

@@ -88,6 +88,14 @@ pub fn client_key(state_dir: &Path) -> anyhow::Result<PublicKey> {
     Ok(own_keys(state_dir)?.public())
 }
 
+/// The keys of the client with this state directory. A new pair is made if there is none.
+///
+/// # Errors
+/// The directory or the key cannot be used.
+pub fn client_keys(state_dir: &Path) -> anyhow::Result<KeyPair> {
+    own_keys(state_dir)
+}
+
 fn own_keys(state_dir: &Path) -> anyhow::Result<KeyPair> {
     Ok(KeyPair::load_or_generate(&StateDir::open(state_dir)?, CLIENT_KEY)?)
 }

@@ -72,12 +72,17 @@ pub(crate) fn wrong(path: &Path, reason: &dyn Display) -> PemError {
 
 /// A plain file, and its permission bits.
 fn open(path: &Path) -> Result<(std::io::Take<File>, u32), PemError> {
+    plain_file(path).map_err(|reason| wrong(path, &reason))
+}
+
+/// A plain file that is read to a limit, and its permission bits; or what is wrong with it.
+pub(crate) fn plain_file(path: &Path) -> Result<(std::io::Take<File>, u32), String> {
     // O_NONBLOCK, because opening a pipe in its place would block.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
-    let file = opened.map_err(|error| wrong(path, &error))?;
-    let found = file.metadata().map_err(|error| wrong(path, &error))?;
+    let file = opened.map_err(|error| error.to_string())?;
+    let found = file.metadata().map_err(|error| error.to_string())?;
     if !found.is_file() {
-        return Err(wrong(path, &"it is no plain file"));
+        return Err("it is no plain file".to_owned());
     }
     Ok((file.take(LIMIT), found.permissions().mode() & 0o7777))
 }

@@ -22,8 +22,8 @@ use braid_api::openapi::Needs;
 use braid_api::{
     Accepted, AdhocChange, AdhocStatus, AdhocUp, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest,
     Explanation, Fact, FactChange, Gains, History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, NetworkChange,
-    NetworkStatus, Note, Peer as PeerView, PolicyView, Problem, ProgramRule, Resolution, RewriteRequest, Rewritten, RuleChange, Status,
-    TradeoffPoint,
+    NetworkStatus, Note, Peer as PeerView, PolicyView, Problem, ProgramRule, Resolution, RewriteRequest, Rewritten, RuleChange,
+    SliceChange, SlicerStatus, Status, TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::{AppsView, Program};
@@ -139,6 +139,10 @@ pub enum Request {
     Network(ReplySender<NetworkStatus>),
     /// `POST /v1/network`.
     ChangeNetwork(NetworkChange, ReplySender<Accepted>),
+    /// `GET /v1/slices`: a slicer answers, not the daemon.
+    Slices(ReplySender<SlicerStatus>),
+    /// `POST /v1/slices`.
+    ChangeSlices(Box<SliceChange>, ReplySender<Accepted>),
     /// `POST /v1/reload`: read the configuration again; if it is rejected (a problem, status 422), the running one stays in force.
     Reload(ReplySender<Accepted>),
     /// `POST /v1/down`: take everything down and exit. The answer is sent before.
@@ -175,6 +179,7 @@ impl Request {
             Self::Undo(reply) => answer(reply, error),
             Self::Adhoc(reply) => answer(reply, error),
             Self::Network(reply) => answer(reply, error),
+            Self::Slices(reply) => answer(reply, error),
             Self::Join(_, reply)
             | Self::Leave(_, reply)
             | Self::Move(_, reply)
@@ -184,6 +189,7 @@ impl Request {
             | Self::AdhocUp(_, reply)
             | Self::AdhocDown(reply)
             | Self::ChangeNetwork(_, reply)
+            | Self::ChangeSlices(_, reply)
             | Self::Reload(reply)
             | Self::Down(reply) => answer(reply, error),
             Self::ProgramEnded(_) => {}
@@ -273,6 +279,11 @@ impl Api {
     /// The same for a network's controller, which has a page of its own.
     pub fn for_controller(self) -> Self {
         Self { site: Site::Controller, ..self }
+    }
+
+    /// The same for a slicer.
+    pub fn for_slicer(self) -> Self {
+        Self { site: Site::Slicer, ..self }
     }
 }
 

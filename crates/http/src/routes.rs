@@ -94,6 +94,11 @@ pub(super) fn router(api: Api) -> Router {
             get(async |core: Core| ask(core, Request::Network).await)
                 .post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::ChangeNetwork).await),
         )
+        .route(
+            "/v1/slices",
+            get(async |core: Core| ask(core, Request::Slices).await)
+                .post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::ChangeSlices).await),
+        )
         .route("/v1/adhoc/up", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::AdhocUp).await))
         .route("/v1/adhoc/down", post(async |core: Core| ask(core, Request::AdhocDown).await))
         .route("/v1/reload", post(async |core: Core| ask(core, Request::Reload).await))

@@ -7,6 +7,8 @@ pub(super) enum Site {
     Daemon,
     /// A network's controller.
     Controller,
+    /// A network's slicer, which has no page.
+    Slicer,
 }
 
 impl Site {
@@ -14,7 +16,7 @@ impl Site {
     pub(super) fn page(self) -> &'static str {
         match self {
             Self::Daemon => "index.html",
-            Self::Controller => "network.html",
+            Self::Controller | Self::Slicer => "network.html",
         }
     }
 
@@ -22,7 +24,7 @@ impl Site {
     pub(super) fn cookie(self) -> &'static str {
         match self {
             Self::Daemon => "braid-session",
-            Self::Controller => "braid-net-session",
+            Self::Controller | Self::Slicer => "braid-net-session",
         }
     }
 
@@ -31,6 +33,7 @@ impl Site {
         match self {
             Self::Daemon => "braid ui",
             Self::Controller => "braid net ui",
+            Self::Slicer => "braid net slice list",
         }
     }
 
@@ -44,6 +47,7 @@ impl Site {
                 "the controller serves no page: start it with `braid net controller --ui` (as a service: BRAID_NET_OPTIONS=\"--ui\" in \
                  /etc/default/braid-net-controller)"
             }
+            Self::Slicer => "the slicer serves no page: `braid net slice list` shows the slices",
         }
     }
 
@@ -52,6 +56,7 @@ impl Site {
         match self {
             Self::Daemon => "the daemon is ending: start it again with `braid up`",
             Self::Controller => "the controller is ending: start it again with `braid net controller`",
+            Self::Slicer => "the slicer is ending: start it again with `braid net slicer`",
         }
     }
 
@@ -60,6 +65,7 @@ impl Site {
         match self {
             Self::Daemon => "the daemon does not answer: see its log, and restart it if this persists (traffic continues without it)",
             Self::Controller => "the controller does not answer: see its log, and restart it if this persists (flows continue without it)",
+            Self::Slicer => "the slicer does not answer: see its log, and restart it if this persists (flows continue without it)",
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod managers;
 mod packets;
+mod programs;
 mod requests;
 mod reserving;
 mod snapshot;
@@ -10,7 +11,7 @@ mod types;
 mod update;
 mod wanted;
 
-pub use types::{AccessState, Config, Event, HostState, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
+pub use types::{AccessState, Config, Event, HostState, MAX_APART, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -20,12 +21,13 @@ use braid_openflow::Connection;
 use braid_openflow::ids::{DatapathId, MeterId, Xid};
 
 use crate::hosts::Hosts;
-use crate::ids::{Access, AccessId, ConnectionId, FlowId, GroupSpec, Place, SliceId};
+use crate::ids::{Access, AccessId, BlockSpec, ConnectionId, FlowId, GroupSpec, Place, SliceId};
 use crate::merge::Duplicates;
 use crate::mobility::{ChosenFlow, Hard, Load, Manager, Notice};
 use crate::reservation::Reservations;
 use crate::rules::{Effect, Owner, Reading, Table};
 use crate::topology::Topology;
+use programs::Reserved;
 use update::Update;
 
 /// The controller of a network. It does no I/O and reads no clock.
@@ -45,6 +47,7 @@ pub struct Controller {
     counters: BTreeMap<Place, (Time, ByteCount, ByteCount)>,
     flows: BTreeMap<FlowId, ChosenFlow>,
     groups: BTreeMap<FlowId, GroupSpec>,
+    blocks: BTreeMap<FlowId, BlockSpec>,
     managers: BTreeMap<String, Box<dyn Manager>>,
     manager_of_host: BTreeMap<Mac, String>,
     manager_of_slice: BTreeMap<SliceId, String>,
@@ -67,9 +70,13 @@ pub struct Controller {
     slices: BTreeMap<Mac, SliceId>,
     limits: BTreeMap<Mac, Rate>,
     reservations: Reservations,
+    /// What clients reserve themselves, and what programs reserve on their hosts.
+    reserved: BTreeMap<Mac, Reserved>,
     /// Bytes that went into meters of places where something is reserved when they were last read.
     metered: BTreeMap<(DatapathId, MeterId), (Time, ByteCount)>,
     inherit_until: Option<Time>,
+    /// Receivers of groups that a former controller had. They stay until then, because programs ask again one after the other.
+    inherited: BTreeMap<FlowId, BTreeSet<Place>>,
     next_probe: Time,
     next_load: Time,
     /// When hosts without an attachment are looked at, which no switch audits.
@@ -77,6 +84,7 @@ pub struct Controller {
     /// Ports are edge ports if their time was before this.
     edges_at: Time,
     flood_budget: Budget,
+    discovery_budget: Budget,
     /// Packets that were forwarded a short time ago.
     forwarded: Duplicates,
     /// Places at which hosts were refused, or links were false, and when that was last an event.
@@ -123,6 +131,8 @@ enum Pending {
     Ports,
     Counters,
     MeterCounters,
+    /// An echo that was sent at this time.
+    Echo(Time),
 }
 
 /// A switch.
@@ -139,6 +149,8 @@ struct Switch {
     next_audit: Time,
     /// Owners of commands of which it is not known whether they were carried out.
     uncertain: BTreeSet<Owner>,
+    /// Time that its connection takes to it and back.
+    echo: Option<Duration>,
 }
 
 /// What hosts at a place do again and again.
@@ -159,6 +171,10 @@ struct Budget {
 }
 
 impl Budget {
+    fn new(per_second: u32, now: Time) -> Self {
+        Self { per_second, left: per_second, since: now, taken: BTreeMap::new() }
+    }
+
     /// Whether a packet from a place may be forwarded. One place gets a quarter of all.
     fn take(&mut self, now: Time, place: Place) -> bool {
         if now.since(self.since) >= Duration::from_secs(1) {
@@ -196,7 +212,8 @@ impl Controller {
             next_sweep: now + config.audit_interval,
             edges_at: now,
             forwarded: Duplicates::new(FORWARDED, seed(&config.key)),
-            flood_budget: Budget { per_second: config.slow_path, left: config.slow_path, since: now, taken: BTreeMap::new() },
+            flood_budget: Budget::new(config.slow_path, now),
+            discovery_budget: Budget::new(config.discoveries, now),
             config,
             peers: BTreeMap::new(),
             switches: BTreeMap::new(),
@@ -205,6 +222,7 @@ impl Controller {
             counters: BTreeMap::new(),
             flows: BTreeMap::new(),
             groups: BTreeMap::new(),
+            blocks: BTreeMap::new(),
             managers: BTreeMap::new(),
             manager_of_host: BTreeMap::new(),
             manager_of_slice: BTreeMap::new(),
@@ -220,8 +238,10 @@ impl Controller {
             slices: BTreeMap::new(),
             limits: BTreeMap::new(),
             reservations: Reservations::default(),
+            reserved: BTreeMap::new(),
             metered: BTreeMap::new(),
             inherit_until: None,
+            inherited: BTreeMap::new(),
             complaints: BTreeMap::new(),
             events: VecDeque::new(),
             notices: VecDeque::new(),
@@ -347,6 +367,7 @@ impl Controller {
         if self.inherit_until.is_some_and(|until| until <= now) {
             self.inherit_until = None;
             self.ended.clear();
+            self.inherited.clear();
             self.end_adoption();
             self.dirty.all = true;
         }

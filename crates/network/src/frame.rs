@@ -22,6 +22,9 @@ pub(crate) const ADVERTISEMENT: u8 = 136;
 
 const ETHERNET: usize = 14;
 
+/// The Ethernet address of [`crate::discovery::DISCOVERY`].
+pub(crate) const DISCOVERY: Mac = Mac([0x01, 0, 0x5e, 0, 0, 3]);
+
 /// The address of all stations.
 pub(crate) const BROADCAST: Mac = Mac([0xff; 6]);
 

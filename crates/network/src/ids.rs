@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use braid_model::{Mac, Rate};
 use braid_openflow::ids::{DatapathId, PortNo};
+use ipnet::Ipv4Net;
 
 /// A connection of a switch to the controller. The caller numbers them; a number is not used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -101,6 +102,24 @@ pub struct FlowSpec {
     pub protocol: Option<u8>,
     /// Destination port; only with protocol 6 or 17.
     pub port: Option<u16>,
+}
+
+/// Packets that do not reach a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BlockSpec {
+    /// The host.
+    pub to: Mac,
+    /// Who sends them.
+    pub from: Sender,
+}
+
+/// Senders of packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sender {
+    /// A host of the network.
+    Host(Mac),
+    /// IPv4 addresses, inside or outside of the network.
+    Network(Ipv4Net),
 }
 
 /// Receivers of a multicast group.

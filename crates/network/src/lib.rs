@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod controller;
+mod discovery;
 mod frame;
 mod hosts;
 mod ids;
@@ -41,14 +42,19 @@ pub mod mobility;
 pub mod paths;
 mod reservation;
 mod rules;
+pub mod sfnet;
 pub mod station;
 mod topology;
 pub mod wire;
 
-pub use controller::{AccessState, Config, Controller, Event, HostState, Phase, Request, RequestError, Scope, Snapshot, SwitchState};
+pub use controller::{
+    AccessState, Config, Controller, Event, HostState, MAX_APART, Phase, Request, RequestError, Scope, Snapshot, SwitchState,
+};
 pub use frame::group_address;
 pub use hosts::{Attachment, Client, Host, HostLimits, HostRefusal};
-pub use ids::{Access, AccessId, AccessKind, Channel, ConnectionId, FlowId, FlowSpec, GroupSpec, Place, Signal, SliceId};
+pub use ids::{
+    Access, AccessId, AccessKind, BlockSpec, Channel, ConnectionId, FlowId, FlowSpec, GroupSpec, Place, Sender, Signal, SliceId,
+};
 pub use lldp::LldpError;
 pub use reservation::{Refusal, Reservation};
 pub use rules::Owner;

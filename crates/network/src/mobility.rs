@@ -191,6 +191,13 @@ pub enum FlowMode {
     Copies(u8),
     /// The sender sends it over several attachments. A device at this place removes duplicates, and returns the rest.
     Merged(Place),
+    /// Over a path that shares as few links as possible with those of the flows of the same spread that come before it.
+    Apart {
+        /// The spread: all its flows go from one host to one other.
+        spread: FlowId,
+        /// Its place among them.
+        rank: u8,
+    },
 }
 
 /// The state of the network that a manager reads.

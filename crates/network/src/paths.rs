@@ -22,6 +22,9 @@ impl Default for Weight {
     }
 }
 
+/// What a link weighs more for each flow of a spread that uses it already: more than any path without it.
+const BURDEN: u32 = 1 << 28;
+
 /// Ports out of which a switch sends the packets of a delivery. A switch that is not in the map has no entry for it.
 pub type Outputs = BTreeMap<DatapathId, BTreeSet<PortNo>>;
 
@@ -42,6 +45,18 @@ impl Graph {
         for (from, to) in [(one, other), (other, one)] {
             self.switches.entry(from.datapath).or_default().insert(from.port, (to, weight));
         }
+    }
+
+    /// The same graph with links that paths use only where there is no other, the less the more often they count here. They are named by either end.
+    pub fn burdened(&self, counts: &BTreeMap<Place, u32>) -> Self {
+        let mut graph = self.clone();
+        for (datapath, links) in &mut graph.switches {
+            for (port, (to, weight)) in links {
+                let count = counts.get(&Place { datapath: *datapath, port: *port }).or_else(|| counts.get(to));
+                weight.0 = weight.0.saturating_add(count.copied().unwrap_or_default().saturating_mul(BURDEN));
+            }
+        }
+        graph
     }
 
     /// The other end of a link.
@@ -180,6 +195,11 @@ impl Forest {
         up
     }
 
+    /// The links from a switch to the root, each by its end that is nearer to the switch.
+    pub fn links_to_root(&self, from: DatapathId) -> Vec<Place> {
+        self.to_root(from).into_iter().filter_map(|datapath| Some(Place { datapath, port: self.port_to_root(datapath)? })).collect()
+    }
+
     fn to_root(&self, datapath: DatapathId) -> Vec<DatapathId> {
         let parent = |datapath: &DatapathId| self.parents.get(datapath).copied().flatten().map(|(_, parent)| parent.datapath);
         let first = Some(datapath).filter(|datapath| self.parents.contains_key(datapath));
@@ -226,6 +246,19 @@ mod tests {
         assert_eq!(all, [vec![2, 8], vec![1, 3], vec![2, 5], vec![3], vec![3, 9, 10]]);
         let distances = forest.distances(&BTreeSet::from([Place::new(1, 8), Place::new(5, 9)]));
         assert_eq!(distances.into_values().collect::<Vec<_>>(), [0, 1, 1, 2, 0]);
+    }
+
+    #[test]
+    fn burdened_links_are_used_only_if_there_is_no_other_way() {
+        let root = Some(DatapathId(3));
+        let first = Forest::grow(&ring(), root, &BTreeSet::new()).links_to_root(DatapathId(1));
+        assert_eq!(first, [Place::new(1, 2), Place::new(2, 3)]);
+        let counts: BTreeMap<Place, u32> = first.into_iter().map(|place| (place, 1)).collect();
+        let second = Forest::grow(&ring().burdened(&counts), root, &BTreeSet::new());
+        assert_eq!(second.links_to_root(DatapathId(1)), [Place::new(1, 4), Place::new(4, 3)]);
+        assert_eq!(second.links_to_root(DatapathId(2)), [Place::new(2, 3)], "all its ways are burdened");
+        assert_eq!(second.links_to_root(DatapathId(5)), [Place::new(5, 3)]);
+        assert_eq!(second.links_to_root(DatapathId(9)), []);
     }
 
     #[test]

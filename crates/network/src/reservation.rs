@@ -236,7 +236,7 @@ impl Reservations {
     }
 
     /// What may still be reserved at an access point beside the reservations of others than `host`.
-    fn left(&self, access: &Access, host: Mac) -> PerDirection<Rate> {
+    pub(crate) fn left(&self, access: &Access, host: Mac) -> PerDirection<Rate> {
         let hosts = || self.kept.get(&access.place).into_iter().flat_map(|at| &at.hosts);
         let others = || hosts().filter(|(other, _)| **other != host).map(|(_, rates)| rates);
         PerDirection::from_fn(|direction| others().fold(access.reservable, |left, rates| left.saturating_sub(rates[direction])))

@@ -9,9 +9,11 @@
 //! |---|---|---|---|
 //! | 0 | 65000 | LLDP | controller |
 //! | 0 | 400 | port of a link | table 1 |
+//! | 0 | 350 | programs that look for the controller ([`crate::sfnet`]) | controller |
 //! | 0 | 300 | ARP, neighbour discovery, DHCP | controller, table 1 |
 //! | 0 | 200 | port and source address of a known host | meter, table 1 |
 //! | 0 | 0 | all | controller, table 1 |
+//! | 1 | 3200 | blocked senders | none |
 //! | 1 | 3100, 3000 | chosen flows | ports |
 //! | 1 | 2000 | destination address of a host or group | ports |
 //! | 1 | 1000 | several receivers | ports |
@@ -37,7 +39,7 @@ use braid_openflow::matching::Match;
 use braid_openflow::oxm::{Field, Oxm};
 
 use crate::frame;
-use crate::ids::{FlowId, FlowSpec};
+use crate::ids::{BlockSpec, FlowId, FlowSpec, Sender};
 
 /// First twelve bits of the cookies of this controller.
 const MAGIC: u64 = 0xb5a;
@@ -47,8 +49,11 @@ const VALUE: u64 = (1 << KIND_SHIFT) - 1;
 mod priority {
     pub(super) const LLDP: u16 = 65_000;
     pub(super) const LINK: u16 = 400;
+    /// With one table it is beside those of hosts.
+    pub(super) const DISCOVERY: [u16; 2] = [2500, 350];
     pub(super) const LEARN: u16 = 300;
     pub(super) const SOURCE: u16 = 200;
+    pub(super) const BLOCK: u16 = 3200;
     pub(super) const MERGED: u16 = 3100;
     pub(super) const FLOW: u16 = 3000;
     pub(super) const HOST: u16 = 2000;
@@ -75,6 +80,8 @@ pub enum Owner {
     Group(FlowId),
     /// Packets to all.
     Broadcast,
+    /// Packets that do not reach a host.
+    Block(FlowId),
 }
 
 impl Owner {
@@ -90,6 +97,7 @@ impl Owner {
             Self::Up(FlowId(flow)) => (4, flow.into()),
             Self::Group(FlowId(flow)) => (5, flow.into()),
             Self::Broadcast => (6, 0),
+            Self::Block(FlowId(block)) => (8, block.into()),
         };
         Cookie(MAGIC << (KIND_SHIFT + 4) | kind << KIND_SHIFT | value)
     }
@@ -111,6 +119,7 @@ impl Owner {
             4 => Self::Up(flow),
             5 => Self::Group(flow),
             6 => Self::Broadcast,
+            8 => Self::Block(flow),
             _ => return None,
         };
         Some((owner, kind == 7))
@@ -127,6 +136,7 @@ impl fmt::Display for Owner {
             Self::Up(flow) => write!(f, "flow {} to where duplicates are removed", flow.0),
             Self::Group(flow) => write!(f, "group {}", flow.0),
             Self::Broadcast => write!(f, "broadcasts"),
+            Self::Block(flow) => write!(f, "block {}", flow.0),
         }
     }
 }
@@ -199,14 +209,23 @@ impl Limit {
 
 type Entries = Vec<(Key, Content)>;
 
-/// What a switch needs in any network. `links` are its ports that lead to switches.
-pub(crate) fn base(style: Style, links: &BTreeSet<PortNo>) -> Entries {
+/// What a switch needs in any network. `links` are its ports that lead to switches. With `discovery`, the controller answers programs that look for it.
+pub(crate) fn base(style: Style, links: &BTreeSet<PortNo>, discovery: bool) -> Entries {
     let first = |priority, fields: Vec<Oxm>, content| (Key::new(TableId(0), priority, fields), content);
     let to_controller = Content { controller: true, ..Content::default() };
     let next = Content { next: true, ..Content::default() };
     let both = Content { controller: true, ..next.clone() };
     let ethertype = |ethertype: u16| Oxm::exact(Field::EthType, ethertype);
     let mut entries = vec![first(priority::LLDP, vec![ethertype(frame::LLDP)], to_controller.clone())];
+    if discovery {
+        let datagram = [
+            Oxm::mac(Field::EthDst, frame::DISCOVERY),
+            ethertype(frame::IPV4),
+            Oxm::exact(Field::IpProto, frame::UDP),
+            Oxm::exact(Field::UdpDst, crate::discovery::DISCOVERY.port()),
+        ];
+        entries.push(first(priority::DISCOVERY[usize::from(style.two_tables)], datagram.to_vec(), to_controller.clone()));
+    }
     if style.two_tables {
         entries.extend(links.iter().map(|port| first(priority::LINK, vec![Oxm::in_port(*port)], next.clone())));
         let discovery = |kind: u8| {
@@ -272,6 +291,21 @@ pub(crate) fn to_flow(style: Style, flow: &FlowSpec, merged: Option<PortNo>) -> 
     Key::new(style.forwarding(), priority, fields)
 }
 
+/// The entry of packets that do not reach a host.
+pub(crate) fn blocked(style: Style, spec: &BlockSpec) -> Key {
+    let mut fields = vec![Oxm::mac(Field::EthDst, spec.to)];
+    match spec.from {
+        Sender::Host(host) => fields.push(Oxm::mac(Field::EthSrc, host)),
+        Sender::Network(network) => {
+            let source = Oxm::ipv4(Field::Ipv4Src, network.network(), network.prefix_len());
+            fields.push(Oxm::exact(Field::EthType, frame::IPV4));
+            // A mask of no bits matches all: it is left out.
+            fields.extend(Some(source).filter(|_| network.prefix_len() > 0));
+        }
+    }
+    Key::new(style.forwarding(), priority::BLOCK, fields)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,7 +315,7 @@ mod tests {
         let mac = Mac([0xfe, 1, 2, 3, 4, 5]);
         let flow = FlowId(u32::MAX);
         let all = [Owner::Base, Owner::Source(mac), Owner::Host(mac), Owner::Flow(flow), Owner::Up(flow), Owner::Group(flow)];
-        for owner in all.into_iter().chain([Owner::Broadcast]) {
+        for owner in all.into_iter().chain([Owner::Broadcast, Owner::Block(flow)]) {
             for here in [false, true] {
                 assert_eq!(Owner::of(owner.cookie(here)), Some((owner, here && owner == Owner::Host(mac))));
             }
@@ -297,10 +331,15 @@ mod tests {
         for (version, tables) in [(Version::V1_0, 1), (Version::V1_3, 1), (Version::V1_3, 254)] {
             let style = Style::of(version, tables);
             let links = BTreeSet::from([PortNo(1)]);
-            let mut keys: Vec<Key> = base(style, &links).into_iter().map(|(key, _)| key).collect();
+            let mut keys: Vec<Key> = base(style, &links, true).into_iter().map(|(key, _)| key).collect();
             keys.extend(source(style, flow.to, [(PortNo(2), None)]).into_iter().map(|(key, _)| key));
             keys.extend([to_address(style, flow.to), to_all(style, None), to_all(style, Some(PortNo(1)))]);
             keys.extend([to_flow(style, &flow, None), to_flow(style, &flow, Some(PortNo(1)))]);
+            for from in
+                [Sender::Host(flow.to), Sender::Network("10.9.0.7/28".parse().unwrap()), Sender::Network("0.0.0.0/0".parse().unwrap())]
+            {
+                keys.push(blocked(style, &BlockSpec { to: flow.to, from }));
+            }
             for key in keys {
                 let matching = Match::new(key.fields);
                 assert_eq!(matching.check(), Ok(()));

@@ -67,6 +67,8 @@ struct PortFacts {
     renewed: bool,
     /// Numbers of the last two LLDP frames.
     sent: [u64; 2],
+    /// When the last one was sent.
+    sent_at: Time,
     /// Numbers of the last two of full size.
     sent_full: [u64; 2],
 }
@@ -87,6 +89,8 @@ struct Heard {
     missed_full: u32,
     /// Whether frames of full size arrive, once that is certain.
     full: Option<bool>,
+    /// Time that small frames take, as an average that follows.
+    delay: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -152,6 +156,7 @@ impl Topology {
             peer: None,
             renewed: false,
             sent: [0; 2],
+            sent_at: Time::ZERO,
             sent_full: [0; 2],
         };
         let is_full = ports.len() >= MAX_PORTS;
@@ -241,7 +246,7 @@ impl Topology {
                 if facts.edge_from == Time::MAX {
                     facts.edge_from = now + self.probation;
                 }
-                facts.sent = [self.sequence, facts.sent[0]];
+                (facts.sent, facts.sent_at) = ([self.sequence, facts.sent[0]], now);
                 frames.push((place, self.lldp.frame(place, self.sequence)));
             }
         }
@@ -317,12 +322,32 @@ impl Topology {
             Some(heard) if heard.at == at => heard.missed = 0,
             _ => {
                 changes.extend(self.link_at(from).map(Change::LinkLost));
-                self.heard.insert(from, Heard { at, missed: 0, missed_full: 0, full: None });
+                self.heard.insert(from, Heard { at, missed: 0, missed_full: 0, full: None, delay: None });
                 changes.extend([Change::NoEdge(from), Change::NoEdge(at)]);
                 changes.extend(self.link_at(from).map(Change::LinkFound));
             }
         }
         Ok(changes)
+    }
+
+    /// A frame of this controller arrived at a port: it shows the time that the link takes, without `control`, the time of the switches' connections.
+    pub(crate) fn time(&mut self, now: Time, at: Place, frame: &[u8], control: impl Fn(DatapathId) -> Option<Duration>) {
+        let Ok((from, sequence)) = self.lldp.parse(frame) else { return };
+        // Frames of full size take longer, and late ones say little.
+        let sent = self.facts(from).filter(|facts| facts.sent[0] == sequence).map(|facts| facts.sent_at);
+        let (Some(sent), Some(out), Some(back)) = (sent, control(from.datapath), control(at.datapath)) else { return };
+        let Some(heard) = self.heard.get_mut(&from).filter(|heard| heard.at == at) else { return };
+        let delay = now.since(sent).saturating_sub((out + back) / 2);
+        heard.delay = Some(heard.delay.map_or(delay, |known| (known * 3 + delay) / 4));
+    }
+
+    /// The time that small frames take over a link, if measured.
+    pub(crate) fn delay(&self, link: Link) -> Option<Duration> {
+        let of = |place: Place| self.heard.get(&place)?.delay;
+        match (of(link.one), of(link.other)) {
+            (Some(one), Some(other)) => Some((one + other) / 2),
+            (one, other) => one.or(other),
+        }
     }
 
     /// The usable link of a port.

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod fields;
 pub mod frames;
 mod model;
 

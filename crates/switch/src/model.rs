@@ -4,19 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use braid_model::{ByteCount, Mac, Time};
 use braid_openflow::action::{Action, Instruction};
-use braid_openflow::flags::{MeterFlags, PortConfig, PortState};
-use braid_openflow::flow::{FlowCommand, FlowMod, PacketIn, PacketReason};
+use braid_openflow::flags::{FlowFlags, MeterFlags, PortConfig, PortState};
+use braid_openflow::flow::{FlowCommand, FlowMod, FlowRemoved, PacketIn, PacketReason, RemovedReason};
 use braid_openflow::group::{Band, Bucket, ModCommand};
 use braid_openflow::ids::{Cookie, DatapathId, GroupId, Kbps, MeterId, PortNo, Seconds, TableId, Xid};
 use braid_openflow::matching::Match;
 use braid_openflow::multipart::{
     FlowStats, GroupDescription, MeterConfig, MeterFeatures, MeterStats, MultipartReply, PortStats, ReplyBody, RequestBody, Traffic,
 };
-use braid_openflow::oxm::{Field, Oxm};
+use braid_openflow::oxm::Oxm;
 use braid_openflow::port::{Port, PortReason, PortStatus};
 use braid_openflow::switch::Features;
 use braid_openflow::{Config, Connection, ErrorCode, Event, Message, Side, Version};
 use bytes::Bytes;
+
+use crate::fields::{matches, rewritten};
 
 /// A flow entry.
 #[derive(Debug, Clone)]
@@ -33,6 +35,8 @@ pub struct Flow {
     pub instructions: Vec<Instruction>,
     /// Packets so far.
     pub packets: u64,
+    /// Whether the controller wants to know when it goes.
+    pub reports: bool,
 }
 
 /// A switch with one connection. It panics if it gets what the controller never sends.
@@ -234,6 +238,9 @@ impl SwitchModel {
             Message::FlowMod(flow) => self.flow_mod(flow),
             Message::GroupMod(group) => match (group.command, self.has_groups) {
                 (_, false) => Some(ErrorCode::GroupModFailedOutOfGroups),
+                _ if group.buckets.iter().flat_map(|bucket| &bucket.actions).any(|action| matches!(action, Action::Group(_))) => {
+                    Some(ErrorCode::GroupModFailedChainingUnsupported)
+                }
                 (ModCommand::Add, _) if self.groups.contains_key(&group.group) => Some(ErrorCode::GroupModFailedGroupExists),
                 (ModCommand::Modify, _) if !self.groups.contains_key(&group.group) => Some(ErrorCode::GroupModFailedUnknownGroup),
                 (ModCommand::Delete, _) => {
@@ -262,7 +269,11 @@ impl SwitchModel {
                     None
                 }
             },
-            Message::PacketOut(packet) => return self.apply(&packet.actions, None, &packet.data, Cookie(0), TableId(0)),
+            Message::PacketOut(packet) => {
+                let from = Some(packet.in_port).filter(|port| *port < PortNo::MAX).map(|port| (port.0, false));
+                let mut frame = packet.data.clone();
+                return self.apply(&packet.actions, from, &mut frame, Cookie(0), TableId(0), packet.in_port.0);
+            }
             _ => None,
         };
         match refusal {
@@ -283,8 +294,18 @@ impl SwitchModel {
         assert_eq!(flow.matching.check(), Ok(()), "{flow:?}");
         let fields = flow.matching.canonical().fields;
         let same = |known: &Flow| known.table == flow.table.0 && known.priority == flow.priority && known.fields == fields;
-        if flow.command == FlowCommand::DeleteStrict {
-            self.flows.retain(|known| !same(known));
+        if matches!(flow.command, FlowCommand::DeleteStrict | FlowCommand::Delete) {
+            let asked = |known: &Flow| match flow.command {
+                FlowCommand::DeleteStrict => same(known),
+                _ => {
+                    let table = flow.table == TableId::ALL || flow.table.0 == known.table || self.version == Version::V1_0;
+                    table && is_within(&known.fields, &fields) && (known.cookie.0 ^ flow.cookie.0) & flow.cookie_mask.0 == 0
+                }
+            };
+            let (gone, left) = std::mem::take(&mut self.flows).into_iter().partition(asked);
+            self.flows = left;
+            let gone: Vec<Flow> = gone;
+            gone.into_iter().for_each(|flow| self.removed(&flow, RemovedReason::Delete));
             return None;
         }
         if self.refuses.is_some() {
@@ -305,19 +326,47 @@ impl SwitchModel {
                     return Some(ErrorCode::FlowModFailedTableFull);
                 }
                 let (cookie, instructions) = (flow.cookie, flow.instructions.clone());
-                self.flows.push(Flow { table: flow.table.0, priority: flow.priority, fields, cookie, instructions, packets: 0 });
+                let reports = flow.flags.contains(FlowFlags::SEND_FLOW_REM);
+                self.flows.push(Flow { table: flow.table.0, priority: flow.priority, fields, cookie, instructions, packets: 0, reports });
                 self.flows.sort_by_key(|flow| std::cmp::Reverse(flow.priority));
             }
         }
         None
     }
 
+    /// An entry is gone.
+    fn removed(&mut self, flow: &Flow, reason: RemovedReason) {
+        if !flow.reports {
+            return;
+        }
+        self.notify(Message::FlowRemoved(FlowRemoved {
+            cookie: flow.cookie,
+            priority: flow.priority,
+            reason,
+            table: TableId(flow.table),
+            duration: None,
+            idle_timeout: Seconds(0),
+            hard_timeout: Seconds(0),
+            packets: Some(flow.packets),
+            bytes: Some(ByteCount::ZERO),
+            matching: Match { fields: flow.fields.clone() },
+        }));
+    }
+
+    /// An entry's time is over.
+    pub fn time_out(&mut self, at: usize) {
+        let flow = self.flows.remove(at);
+        self.removed(&flow, RemovedReason::IdleTimeout);
+    }
+
     /// The parts of the reply; none if the switch does not support the request.
     fn stats(&self, body: &RequestBody) -> Vec<ReplyBody> {
         let body = match body {
-            RequestBody::Flow(_) => {
+            RequestBody::Flow(query) => {
                 let part = |flows: &[Flow]| ReplyBody::Flow(flows.iter().map(stats_of).collect());
-                return if self.flows.is_empty() { vec![part(&[])] } else { self.flows.chunks(PART).map(part).collect() };
+                let asked = |flow: &&Flow| (flow.cookie.0 ^ query.cookie.0) & query.cookie_mask.0 == 0;
+                let flows: Vec<Flow> = self.flows.iter().filter(asked).cloned().collect();
+                return if flows.is_empty() { vec![part(&[])] } else { flows.chunks(PART).map(part).collect() };
             }
             RequestBody::GroupDescription if self.has_groups => ReplyBody::GroupDescription(
                 self.groups
@@ -375,14 +424,18 @@ impl SwitchModel {
             return Vec::new();
         }
         self.counters.entry(port).or_default().0 += frame.len() as u64;
-        let mut out = Vec::new();
-        let mut table = 0;
+        self.pipeline(port, frame)
+    }
+
+    /// A frame goes through the tables.
+    fn pipeline(&mut self, port: u32, frame: &Bytes) -> Out {
+        let (mut out, mut frame, mut set, mut metadata, mut table) = (Vec::new(), frame.clone(), Vec::new(), 0u64, 0);
         loop {
-            let found = self.flows.iter_mut().find(|flow| flow.table == table && matches(&flow.fields, port, frame));
+            let found = self.flows.iter_mut().find(|flow| flow.table == table && matches(&flow.fields, port, metadata, &frame));
             let Some(flow) = found else {
                 // A switch of 1.0 asks the controller, one of 1.3 drops.
                 if self.version == Version::V1_0 {
-                    self.packet_in(port, frame, PacketReason::NoMatch, Cookie(0), TableId(0));
+                    self.packet_in(port, &frame, PacketReason::NoMatch, Cookie(0), TableId(0));
                 }
                 return out;
             };
@@ -392,46 +445,94 @@ impl SwitchModel {
             for instruction in &instructions {
                 match instruction {
                     Instruction::ApplyActions(actions) => {
-                        let in_port = Some((port, miss));
-                        out.extend(self.apply(actions, in_port, frame, cookie, TableId(table)));
+                        out.extend(self.apply(actions, Some((port, miss)), &mut frame, cookie, TableId(table), port));
                     }
+                    Instruction::WriteActions(actions) => set.extend(actions.iter().cloned()),
+                    Instruction::ClearActions => set.clear(),
+                    Instruction::WriteMetadata { metadata: bits, mask } => metadata = metadata & !mask | bits & mask,
                     Instruction::GotoTable(to) => next = Some(to.0),
                     Instruction::Meter(meter) => {
                         assert!(self.meters.contains_key(meter));
                         *self.metered.entry(*meter).or_default() += frame.len() as u64;
                     }
-                    other => panic!("{other:?}"),
+                    Instruction::Experimenter { .. } => panic!("{instruction:?}"),
                 }
             }
             match next {
                 Some(to) => table = to,
-                None => return out,
+                None => {
+                    out.extend(self.action_set(&set, (port, miss), &mut frame, cookie, TableId(table)));
+                    return out;
+                }
             }
         }
     }
 
-    fn apply(&mut self, actions: &[Action], from: Option<(u32, bool)>, frame: &Bytes, cookie: Cookie, table: TableId) -> Out {
+    /// Executes an action set: of each kind the last one, rewriting first, and of groups and outputs one. Source: OpenFlow 1.3.5 section 5.10.
+    fn action_set(&mut self, set: &[Action], from: (u32, bool), frame: &mut Bytes, cookie: Cookie, table: TableId) -> Out {
+        let sends = |action: &&Action| matches!(action, Action::Output { .. } | Action::Group(_));
+        let order = |action: &&Action| match action {
+            Action::PopVlan => 0,
+            Action::PushVlan(_) => 1,
+            _ => 2,
+        };
+        let mut rewriting: Vec<&Action> = set.iter().filter(|action| !sends(action)).collect();
+        rewriting.sort_by_key(order);
+        rewriting.into_iter().for_each(|action| *frame = rewritten(frame, action));
+        let group = set.iter().rev().find(|action| matches!(action, Action::Group(_)));
+        let last = group.or(set.iter().rev().find(sends)).cloned();
+        last.map(|action| self.apply(&[action], Some(from), frame, cookie, table, from.0)).unwrap_or_default()
+    }
+
+    /// `came`: the port where the frame came in, also if that is a reserved one.
+    fn apply(
+        &mut self,
+        actions: &[Action],
+        from: Option<(u32, bool)>,
+        frame: &mut Bytes,
+        cookie: Cookie,
+        table: TableId,
+        came: u32,
+    ) -> Out {
         let mut out = Vec::new();
         for action in actions {
-            let ports: Vec<PortNo> = match action {
-                Action::Output { port, .. } => vec![*port],
-                Action::Group(group) => self.groups[group].iter().flat_map(|bucket| outputs(&bucket.actions)).collect(),
-                other => panic!("{other:?}"),
-            };
-            for port in ports {
-                match (port, from) {
-                    (PortNo::CONTROLLER, Some((in_port, miss))) => {
-                        let reason = if miss { PacketReason::NoMatch } else { PacketReason::Action };
-                        self.packet_in(in_port, frame, reason, cookie, table);
-                    }
-                    (PortNo(number), from) => {
-                        if from.is_none_or(|(in_port, _)| in_port != number) && self.ports.get(&number) == Some(&true) {
-                            self.counters.entry(number).or_default().1 += frame.len() as u64;
-                            out.push((number, frame.clone()));
-                        }
+            match action {
+                Action::Output { port, .. } | Action::Enqueue { port, .. } => {
+                    out.extend(self.output(*port, from, frame, cookie, table, came))
+                }
+                Action::Group(group) => {
+                    for bucket in self.groups.get(group).cloned().unwrap_or_default() {
+                        let mut copy = frame.clone();
+                        let miss = from.is_some_and(|(_, miss)| miss);
+                        out.extend(self.action_set(&bucket.actions, (came, miss), &mut copy, cookie, table));
                     }
                 }
+                other => *frame = rewritten(frame, other),
             }
+        }
+        out
+    }
+
+    fn output(&mut self, to: PortNo, from: Option<(u32, bool)>, frame: &Bytes, cookie: Cookie, table: TableId, came: u32) -> Out {
+        let in_port = from.map(|(port, _)| port);
+        let ports: Vec<u32> = match to {
+            PortNo::CONTROLLER => {
+                if let Some((in_port, miss)) = from {
+                    let reason = if miss { PacketReason::NoMatch } else { PacketReason::Action };
+                    self.packet_in(in_port, frame, reason, cookie, table);
+                }
+                return Vec::new();
+            }
+            PortNo::TABLE => return self.pipeline(came, frame),
+            PortNo::IN_PORT => in_port.into_iter().collect(),
+            PortNo::FLOOD | PortNo::ALL | PortNo::NORMAL => self.ports.keys().copied().filter(|port| Some(*port) != in_port).collect(),
+            PortNo(port) if Some(port) == in_port => Vec::new(),
+            PortNo(port) => vec![port],
+        };
+        let mut out = Vec::new();
+        for port in ports.into_iter().filter(|port| self.ports.get(port) == Some(&true)) {
+            self.counters.entry(port).or_default().1 += frame.len() as u64;
+            out.push((port, frame.clone()));
         }
         out
     }
@@ -472,40 +573,24 @@ fn actions(instructions: &[Instruction]) -> impl Iterator<Item = &Action> {
     })
 }
 
-fn outputs(actions: &[Action]) -> Vec<PortNo> {
-    let port = |action: &Action| match action {
-        Action::Output { port, .. } => Some(*port),
-        _ => None,
-    };
-    actions.iter().filter_map(port).collect()
-}
-
-fn matches(fields: &[Oxm], port: u32, frame: &[u8]) -> bool {
-    fields.iter().all(|oxm| {
-        let Oxm::Basic { field, value, mask } = oxm else { return false };
-        value_of(*field, port, frame).is_some_and(|found| found & mask.unwrap_or(u128::MAX) == *value)
+/// Whether all packets of one match are in the other.
+fn is_within(one: &[Oxm], other: &[Oxm]) -> bool {
+    other.iter().all(|wanted| match wanted {
+        Oxm::Basic { field, value, mask } => one.iter().any(|own| match own {
+            Oxm::Basic { field: found, value: own, mask: bits } => {
+                let (mask, bits) = (mask.unwrap_or(field.full_mask()), bits.unwrap_or(field.full_mask()));
+                found == field && bits & mask == mask && own & mask == *value
+            }
+            Oxm::Other { .. } => false,
+        }),
+        other => one.contains(other),
     })
-}
-
-fn value_of(field: Field, port: u32, frame: &[u8]) -> Option<u128> {
-    let number = |at: usize, size: usize| Some(frame.get(at..at + size)?.iter().fold(0u128, |value, byte| value << 8 | u128::from(*byte)));
-    let is_udp = number(12, 2) == Some(0x0800) && number(23, 1) == Some(17);
-    match field {
-        Field::InPort => Some(port.into()),
-        Field::EthDst => number(0, 6),
-        Field::EthSrc => number(6, 6),
-        Field::EthType => number(12, 2),
-        Field::IpProto if number(12, 2) == Some(0x0800) => number(23, 1),
-        Field::IpProto if number(12, 2) == Some(0x86dd) => number(20, 1),
-        Field::UdpSrc if is_udp => number(34, 2),
-        Field::UdpDst if is_udp => number(36, 2),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use braid_openflow::multipart::{FlowQuery, MultipartRequest};
+    use braid_openflow::oxm::Field;
 
     use super::*;
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use braid_daemon::controller::MANAGERS;
 use clap::{Args, Subcommand};
 
-use super::{Identity, NetJoin, PageOptions};
+use super::net_slice::{SliceAction, Slicer};
+use super::{Identity, NetJoin, PageOptions, SfnetCommand};
 
 /// The network's side: one OpenFlow controller over Wi-Fi, cellular and wire, for devices that use many networks at once.
 #[derive(Debug, Args)]
@@ -23,6 +24,13 @@ pub(crate) enum NetAction {
     /// It finds switches, links and hosts, and routes; flows go on while it is away. It needs no privileges. Without TLS, which a configuration file turns on,
     /// connections are neither authenticated nor encrypted: listen on addresses that only switches reach.
     Controller(Controller),
+    /// Run a slicer in the foreground: several controllers share one network of switches, and each sees and changes only its own part of it.
+    ///
+    /// Switches of OpenFlow 1.0 and 1.3 connect to it; it dials the controllers of each slice. Entries stay while it is away. It needs no privileges.
+    Slicer(Slicer),
+    /// Show, make, change and remove the slices of a slicer, and choose who is in which.
+    #[command(subcommand)]
+    Slice(SliceAction),
     /// Join a network with a controller as a client: one Ethernet device over several radios, which the controller directs.
     ///
     /// The device has the address of the radios, and goes with this process. While there is no controller, it uses a radio that has a link. Needs root.
@@ -62,6 +70,12 @@ pub(crate) enum NetAction {
         #[arg(long, value_name = "DIR", default_value = ".")]
         out: PathBuf,
     },
+    Sfnet(Box<SfnetCommand>),
+    /// Slice the configuration of devices: several managers of SNMP, each of which sees and sets its own part only.
+    ///
+    /// It is an agent to managers and a manager to the devices' agents, by SNMPv2c and SNMPv3. What slices share, such as the channel of a radio, a policy
+    /// decides. `snmp-slicer.example.toml` explains the configuration, which is read again after SIGHUP. It runs in the foreground, and needs no privileges.
+    SnmpSlicer(SnmpSlicer),
     /// Ask a host that runs Braid to go to an access point.
     Move {
         /// Ethernet address of the host, as `status` shows it.
@@ -95,6 +109,20 @@ pub(crate) struct Controller {
     pub(crate) identity: Identity,
     #[command(flatten)]
     pub(crate) at: ControllerSocket,
+}
+
+/// Options of the slicer of SNMP.
+#[derive(Debug, Args)]
+pub(crate) struct SnmpSlicer {
+    /// Configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Directory with the id of its engine, and with what slices have asked for.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/braid-snmp")]
+    pub(crate) state_dir: PathBuf,
+    /// Only check the configuration and the files that it names.
+    #[arg(long)]
+    pub(crate) check: bool,
 }
 
 /// Address of the page if none is given; the daemon's page has another port.

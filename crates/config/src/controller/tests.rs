@@ -1,3 +1,5 @@
+use braid_network::sfnet::{HostRights, Sees};
+
 use super::*;
 use crate::controller as config;
 
@@ -56,6 +58,7 @@ fn the_example_is_accepted_with_its_lines_and_without() {
         manager: Some("n-cast".into()),
         slice: Some("guests".into()),
         limit: Some(Rate::from_mbps(20)),
+        programs: Some(HostRights::Sees(Sees::Network)),
     };
     let flow = FlowSpec { to: ONE, from: Some(OTHER), protocol: Some(17), port: Some(5004) };
     let expected = ControllerConfig {
@@ -65,6 +68,14 @@ fn the_example_is_accepted_with_its_lines_and_without() {
             ca: "/etc/braid/switch-ca.pem".into(),
         }),
         clients_listen: vec!["192.0.2.1:2209".parse().unwrap()],
+        sfnet: Some(SfnetSettings {
+            listen: vec!["192.0.2.1:2210".parse().unwrap()],
+            tls_listen: vec!["192.0.2.1:2211".parse().unwrap()],
+            discovery: true,
+            sees: Sees::Own,
+            services: ["access", "multicast", "multipath", "notices", "reserve"].map(str::to_owned).into(),
+            groups: vec!["239.192.0.0/14".parse().unwrap()],
+        }),
         accesses: vec![access],
         weights: vec![(Place::new(1, 3), Weight(100))],
         slices: vec![SliceSettings { name: "guests".into(), manager: Some("hoolock".into()) }],
@@ -101,7 +112,7 @@ fn wrong_settings_of_the_controller_are_refused() {
     refuses("listen = [\"192.0.2.1\"]\n", 1, "is not an address with a port", "192.0.2.1:6653");
     refuses("listen = [\"[::1]:1\", \"[::1]:1\"]\n", 1, "line 1 has this address, too", "remove one");
     refuses("hold = \"long\"\n", 1, "is not a length of time", "500 ms");
-    refuses("lsten = []\n", 1, "there is no key \"lsten\"", "listen, manager, hold, tls, clients");
+    refuses("lsten = []\n", 1, "there is no key \"lsten\"", "listen, manager, hold, tls, clients, sfnet");
     refuses("[clients]\nport = 3\n", 2, "there is no key \"port\" in [clients]", "listen");
     refuses("[[tls]]\n", 1, "there can be only one [tls]", "one pair of square brackets");
     assert!(refused("listen = [\n")[0].remedy.as_ref().is_some_and(|remedy| remedy.starts_with("controller.example.toml")));
@@ -149,7 +160,7 @@ fn wrong_access_points_are_refused() {
 fn wrong_hosts_and_slices_are_refused() {
     let guests = "[[slice]]\nname = \"guests\"\n";
     let host = |more: &str| format!("{guests}[[host]]\nmac = \"{ONE}\"\n{more}");
-    assert_eq!(parse(&host("")).hosts, [HostSettings { mac: ONE, key: None, manager: None, slice: None, limit: None }]);
+    assert_eq!(parse(&host("")).hosts, [HostSettings { mac: ONE, key: None, manager: None, slice: None, limit: None, programs: None }]);
     refuses("[[slice]]\n", 1, "a [[slice]] entry has no name", "write name");
     refuses("[[slice]]\nname = \"\"\n", 2, "is no name", "1 to 64 bytes");
     refuses(&format!("{guests}{guests}"), 4, "line 2 has a slice with this name, too", "remove one");
@@ -210,4 +221,26 @@ fn an_access_point_says_what_clients_may_reserve() {
         let errors = super::parse("controller.toml", &text(&format!("reservable = {wrong}"))).unwrap_err().to_string();
         assert!(errors.contains(said), "{wrong}: {errors}");
     }
+}
+
+#[test]
+fn programs_are_served_only_where_the_file_says_so() {
+    assert_eq!((parse("").sfnet, parse("").rights()), (None, None));
+    let plain = parse("[sfnet]\n");
+    let sfnet = plain.sfnet.clone().unwrap();
+    assert_eq!((sfnet.listen, sfnet.tls_listen, sfnet.discovery), (vec!["127.0.0.1:2210".parse().unwrap()], vec![], true));
+    assert_eq!((sfnet.sees, sfnet.services.len(), sfnet.groups), (Sees::Own, 5, vec!["239.192.0.0/14".parse().unwrap()]));
+    let sfnet = parse("[sfnet]\ntls_listen = [\"192.0.2.1:2211\"]\n").sfnet.unwrap();
+    assert_eq!((sfnet.listen, sfnet.tls_listen.len()), (vec![], 1), "with TLS only");
+    let text = format!("[sfnet]\nservices = [\"notices\"]\nsees = \"network\"\n[[host]]\nmac = \"{ONE}\"\nprograms = \"none\"\n");
+    let rights = parse(&text).rights().unwrap();
+    assert_eq!((rights.sees, rights.hosts), (Sees::Network, [(ONE, HostRights::Nothing)].into()));
+    assert_eq!(rights.services, Some(["notices".to_owned()].into()));
+    refuses("[sfnet]\nservices = [\"storage\"]\n", 2, "there is no services \"storage\"", "access, multicast, multipath, notices, reserve");
+    refuses("[sfnet]\nsees = \"all\"\n", 2, "\"all\"", "own, network");
+    refuses("[sfnet]\ngroups = [\"10.0.0.0/8\"]\n", 2, "no multicast addresses", "239.192.0.0/14");
+    refuses("[sfnet]\ngroups = [\"239.0.0.0/3\"]\n", 2, "no multicast addresses", "239.192.0.0/14");
+    refuses("[sfnet]\nlisten = [\"0.0.0.0:2210\"]\ndiscovery = true\n", 3, "get an IPv4 address", "discovery = false");
+    refuses("[sfnet]\nprot = 1\n", 2, "there is no key \"prot\" in [sfnet]", "listen, tls_listen, discovery, sees, services, groups");
+    refuses(&format!("[[host]]\nmac = \"{ONE}\"\nprograms = \"some\"\n"), 3, "\"some\"", "none, own, network");
 }

@@ -25,11 +25,11 @@ const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size of a piece that is read at most.
 const PIECE: usize = 16 << 10;
 
-type Reading = Box<dyn AsyncRead + Send + Unpin>;
-type Writing = Box<dyn AsyncWrite + Send + Unpin>;
+pub(crate) type Reading = Box<dyn AsyncRead + Send + Unpin>;
+pub(crate) type Writing = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// What the tasks of connections report.
-pub(super) enum Arrival {
+pub(crate) enum Arrival {
     /// Somebody has connected.
     New(Newcomer),
     /// Somebody did not get that far, as the text says.
@@ -45,23 +45,23 @@ pub(super) enum Arrival {
 }
 
 /// A connection whose switch is not known.
-pub(super) struct Newcomer {
-    pub(super) peer: SocketAddr,
-    pub(super) reading: Reading,
-    pub(super) writing: Writing,
+pub(crate) struct Newcomer {
+    pub(crate) peer: SocketAddr,
+    pub(crate) reading: Reading,
+    pub(crate) writing: Writing,
     /// Its place.
-    pub(super) place: Permit<Source>,
+    pub(crate) place: Permit<Source>,
     /// Resolves when the place is another's, or returned.
-    pub(super) displaced: Ended,
+    pub(crate) displaced: Ended,
 }
 
 /// The places of connections whose switches are not known.
-pub(super) fn places() -> Quota<Source> {
+pub(crate) fn places() -> Quota<Source> {
     Quota::new(MAX_NEW, MAX_NEW_OF_SOURCE)
 }
 
 /// Accepts connections for ever.
-pub(super) async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, places: Quota<Source>, arrivals: mpsc::Sender<Arrival>) {
+pub(crate) async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, places: Quota<Source>, arrivals: mpsc::Sender<Arrival>) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -128,7 +128,7 @@ async fn secure(stream: TcpStream, peer: SocketAddr, acceptor: Option<TlsAccepto
 }
 
 /// Reads until the connection ends.
-pub(super) async fn read(mut stream: Reading, id: ConnectionId, mut displaced: Ended, arrivals: mpsc::Sender<Arrival>) {
+pub(crate) async fn read(mut stream: Reading, id: ConnectionId, mut displaced: Ended, arrivals: mpsc::Sender<Arrival>) {
     let mut piece = vec![0; PIECE];
     let mut has_place = true;
     loop {
@@ -150,7 +150,7 @@ pub(super) async fn read(mut stream: Reading, id: ConnectionId, mut displaced: E
 }
 
 /// Writes piece by piece, and ends the connection when there are no more.
-pub(super) async fn write(mut stream: Writing, id: ConnectionId, mut pieces: mpsc::Receiver<Vec<u8>>, arrivals: mpsc::Sender<Arrival>) {
+pub(crate) async fn write(mut stream: Writing, id: ConnectionId, mut pieces: mpsc::Receiver<Vec<u8>>, arrivals: mpsc::Sender<Arrival>) {
     while let Some(piece) = pieces.recv().await {
         let written = match stream.write_all(&piece).await {
             Ok(()) => stream.flush().await,

@@ -154,6 +154,9 @@ impl Switches {
         }
         let keys = config.hosts.iter().filter_map(|host| Some((host.key?, host.mac))).collect();
         self.keys.send_replace(Arc::new(keys));
+        if let Some(programs) = &mut self.programs {
+            programs.configure(&mut self.controller, &config);
+        }
         self.config = config;
     }
 
@@ -199,6 +202,14 @@ impl Switches {
         if at_start(&config) != at_start(&self.config) {
             tracing::warn!("{path}: listen, hold, [tls] and [clients] come into force when the controller is started again");
             (config.listen, config.hold, config.tls, config.clients_listen) = at_start(&self.config);
+        }
+        let of_programs = |config: &ControllerConfig| {
+            let sfnet = config.sfnet.clone()?;
+            Some((sfnet.listen, sfnet.tls_listen, sfnet.discovery, sfnet.groups))
+        };
+        if of_programs(&config) != of_programs(&self.config) {
+            tracing::warn!("{path}: [sfnet], but for sees and services, comes into force when the controller is started again");
+            config.sfnet.clone_from(&self.config.sfnet);
         }
         tracing::info!("{path} is in force");
         self.configure(config);

@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::pem::{self, PemError};
 
 /// What agrees on TLS with switches.
-pub(super) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, PemError> {
+pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, PemError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = pem::roots(&files.ca)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
@@ -29,7 +29,7 @@ pub(super) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, PemError> {
 }
 
 /// Says why a peer was refused.
-pub(super) fn refusal(peer: SocketAddr, error: &io::Error) -> String {
+pub(crate) fn refusal(peer: SocketAddr, error: &io::Error) -> String {
     format!(
         "{peer} was refused, because it did not agree on TLS: {error}; connect switches by ssl:ADDRESS:PORT, and give them certificates (`ovs-vsctl \
          set-ssl`) that the ca of [tls] has signed"

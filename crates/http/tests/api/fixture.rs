@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use braid_api::{Accepted, AdhocStatus, NetworkStatus, Note, Status};
+use braid_api::{Accepted, AdhocStatus, NetworkStatus, Note, SlicerStatus, Status};
 use braid_config::settings::Settings;
 use braid_control::RequestError;
 use braid_control::config::Config;
@@ -167,6 +167,10 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
                 drop(reply.send(mind.adhoc.clone().ok_or_else(none)));
             }
             Request::Network(reply) => drop(reply.send(Ok(no_network()))),
+            Request::Slices(reply) => {
+                let (listens, slices, switches, troubles) = Default::default();
+                drop(reply.send(Ok(SlicerStatus { listens, slices, switches, troubles })));
+            }
             Request::Peers(reply) => drop(reply.send(Ok(vec![]))),
             Request::Subscribe(after, reply) => {
                 let rest = mind.rest();
@@ -180,6 +184,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
             | Request::AdhocUp(_, reply)
             | Request::AdhocDown(reply)
             | Request::ChangeNetwork(_, reply)
+            | Request::ChangeSlices(_, reply)
             | Request::Down(reply) => {
                 mind.commands += 1;
                 let _ = reply.send(done());

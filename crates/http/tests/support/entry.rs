@@ -5,7 +5,7 @@ use std::path::Path;
 
 use braid_api::{
     AdhocChange, AdhocUp, ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, NetworkChange, RewriteRequest,
-    RuleChange, SessionRequest, UiRequest,
+    RuleChange, SessionRequest, SliceChange, UiRequest,
 };
 use braid_config::settings::{self, Settings};
 use braid_config::{ConfigErrors, Files, World};
@@ -42,7 +42,7 @@ pub fn config(bytes: &[u8]) {
 }
 
 /// The operations with a request body; a corpus file's first byte selects one by index.
-pub const OPERATIONS: [&str; 14] = [
+pub const OPERATIONS: [&str; 15] = [
     "/v1/config",
     "/v1/config/preview",
     "/v1/explain",
@@ -57,6 +57,7 @@ pub const OPERATIONS: [&str; 14] = [
     "/v1/adhoc",
     "/v1/adhoc/up",
     "/v1/network",
+    "/v1/slices",
 ];
 
 /// Parses a request body, whose first byte selects the operation. Returns whether it is valid. A valid body must survive serialization, and a
@@ -77,6 +78,7 @@ pub fn body(bytes: &[u8], example: &Path) -> bool {
         "/v1/adhoc" => said::<AdhocChange>(body).map(|change| AdhocSettings::default().changed(&change)).is_some(),
         "/v1/adhoc/up" => said::<AdhocUp>(body).map(|up| AdhocSettings::of(&up)).is_some(),
         "/v1/network" => said::<NetworkChange>(body).is_some(),
+        "/v1/slices" => said::<SliceChange>(body).is_some(),
         other => panic!("no parser for {other}"),
     }
 }

@@ -129,7 +129,8 @@ impl Controller {
         self.reservations.moved(host);
         for (id, flow) in &self.flows {
             let owner = if matches!(flow.mode, FlowMode::Merged(_)) { Owner::Up(*id) } else { Owner::Flow(*id) };
-            if flow.spec.to == host {
+            let follows_sender = matches!(flow.mode, FlowMode::Apart { .. }) && flow.spec.from == Some(host);
+            if flow.spec.to == host || follows_sender {
                 self.dirty.owners.insert(owner);
             }
         }

@@ -10,6 +10,7 @@ use braid_openflow::{Message, Version};
 use bytes::Bytes;
 
 use super::{Complaint, Controller, Event, Phase};
+use crate::discovery::Discovery;
 use crate::frame::{self, Frame};
 use crate::hosts::{HostRefusal, Sight};
 use crate::ids::{AccessKind, Place};
@@ -30,12 +31,18 @@ impl Controller {
             }
             let is_access = |place: Place| self.accesses.values().any(|access| access.place == place);
             match self.topology.receive(place, &packet.data, is_access) {
-                Ok(changes) => self.topology_changed(now, changes),
+                Ok(changes) => {
+                    self.timed(now, place, &packet.data);
+                    self.topology_changed(now, changes);
+                }
                 Err(LldpError::Foreign) => {}
                 Err(reason) if self.may_complain(now, place, Complaint::FalseLink) => self.log(Event::FalseLink { place, reason }),
                 Err(_) => {}
             }
             return;
+        }
+        if self.config.offer.is_some() && Discovery::is_meant(&packet.data) {
+            return self.discovered(now, place, &packet.data);
         }
         let Some(frame) = Frame::parse(&packet.data) else { return };
         let is_edge = self.topology.is_edge(place, now) && !self.mergers().contains(&place);
@@ -54,7 +61,7 @@ impl Controller {
     }
 
     /// A packet shows where a host is.
-    fn learn(&mut self, now: Time, place: Place, host: Mac) {
+    pub(super) fn learn(&mut self, now: Time, place: Place, host: Mac) {
         let kind = self.accesses.values().find(|access| access.place == place).map(|access| access.kind);
         let client = self.hosts.get(host).filter(|state| state.client.is_some());
         // Clients say themselves where they are: a late packet is not to undo that, nor is a host that uses their address.
@@ -154,7 +161,7 @@ impl Controller {
         }
     }
 
-    fn packet_out(&mut self, datapath: DatapathId, actions: Vec<Action>, data: Bytes) {
+    pub(super) fn packet_out(&mut self, datapath: DatapathId, actions: Vec<Action>, data: Bytes) {
         let Some(switch) = self.switches.get(&datapath) else { return };
         let in_port = if switch.table.style.version == Version::V1_0 { PortNo::ANY } else { PortNo::CONTROLLER };
         self.send(datapath, Message::PacketOut(PacketOut { buffer: None, in_port, actions, data }));
@@ -168,6 +175,9 @@ impl Controller {
             matches!(phase, Some(Phase::Live | Phase::Settling { .. }))
         };
         let (frames, changes) = self.topology.probe(now, only, live);
+        if only.is_none() {
+            self.echo(now);
+        }
         for (place, frame) in frames {
             self.packet_out(place.datapath, vec![Action::output(place.port)], frame);
         }

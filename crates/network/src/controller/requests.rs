@@ -51,6 +51,14 @@ impl Controller {
                 self.groups.remove(&id);
                 self.end([Owner::Group(id)]);
             }
+            Request::SetSpread { id, flows } => self.set_spread(id, &flows)?,
+            Request::SetBlock { id, spec } => self.set_block(id, spec)?,
+            Request::ReserveForPrograms { host, rates } => {
+                if rates != PerDirection::default() {
+                    self.hosts.get(host).ok_or(RequestError::UnknownHost(host))?;
+                }
+                self.reserve(now, host, |reserved| reserved.by_programs = rates);
+            }
             Request::SetWeight { place, weight } => {
                 self.topology.set_weight(place, weight);
                 self.dirty.all = true;
@@ -129,7 +137,7 @@ impl Controller {
                 if rates != PerDirection::default() {
                     self.hosts.get(host).and_then(|host| host.client).ok_or(RequestError::NoClient(host))?;
                 }
-                self.reservations.ask(now, host, rates);
+                self.reserve(now, host, |reserved| reserved.by_client = rates);
             }
         }
         self.work(now);
@@ -138,7 +146,7 @@ impl Controller {
 
     /// The connection of a client has ended, and what it has reserved with it. Until it comes back, its packets show where it is.
     pub fn client_left(&mut self, now: Time, host: Mac) {
-        self.reservations.end(now, host);
+        self.end_reservation_of_client(now, host);
         if let Some(state) = self.hosts.get_mut(host) {
             state.attachments.values_mut().for_each(|attachment| attachment.reported = false);
         }
@@ -190,7 +198,16 @@ impl Controller {
         Ok(())
     }
 
-    fn set_flow(&mut self, id: FlowId, spec: FlowSpec, mode: FlowMode) -> Result<(), RequestError> {
+    pub(super) fn set_flow(&mut self, id: FlowId, spec: FlowSpec, mode: FlowMode) -> Result<(), RequestError> {
+        self.check_flow(id, spec, mode)?;
+        self.flows.insert(id, ChosenFlow { spec, mode, placed: None });
+        self.end([if matches!(mode, FlowMode::Merged(_)) { Owner::Flow(id) } else { Owner::Up(id) }]);
+        self.dirty.owners.extend([Owner::Flow(id), Owner::Up(id), Owner::Base, Owner::Broadcast]);
+        Ok(())
+    }
+
+    /// Whether a flow can be chosen.
+    pub(super) fn check_flow(&self, id: FlowId, spec: FlowSpec, mode: FlowMode) -> Result<(), RequestError> {
         let has_ports = matches!(spec.protocol, Some(TCP | frame::UDP));
         if spec.port.is_some() && !has_ports {
             return Err(RequestError::Invalid("a flow with a port needs protocol 6 (TCP) or 17 (UDP)"));
@@ -201,15 +218,11 @@ impl Controller {
         let receiver = self.hosts.get(spec.to).ok_or(RequestError::UnknownHost(spec.to))?;
         match mode {
             FlowMode::Copies(_) if !receiver.client.is_some_and(|client| client.removes_duplicates) => {
-                return Err(RequestError::NoRemoval(spec.to));
+                Err(RequestError::NoRemoval(spec.to))
             }
-            FlowMode::Merged(place) if !self.topology.is_up(place) => return Err(RequestError::PortDown(place)),
-            _ => {}
+            FlowMode::Merged(place) if !self.topology.is_up(place) => Err(RequestError::PortDown(place)),
+            _ => Ok(()),
         }
-        self.flows.insert(id, ChosenFlow { spec, mode, placed: None });
-        self.end([if matches!(mode, FlowMode::Merged(_)) { Owner::Flow(id) } else { Owner::Up(id) }]);
-        self.dirty.owners.extend([Owner::Flow(id), Owner::Up(id), Owner::Base, Owner::Broadcast]);
-        Ok(())
     }
 
     fn set_group(&mut self, id: FlowId, spec: GroupSpec) -> Result<(), RequestError> {

@@ -45,6 +45,7 @@ impl Controller {
         Snapshot {
             switches: switches.collect(),
             links: self.topology.links().collect(),
+            delays: self.topology.links().filter_map(|link| Some((link, self.topology.delay(link)?))).collect(),
             full_frames: self.topology.links().filter_map(|link| Some((link, self.topology.passes_full(link)?))).collect(),
             hosts: hosts.collect(),
             accesses: accesses.collect(),

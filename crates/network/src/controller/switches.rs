@@ -79,6 +79,7 @@ impl Controller {
             wrote: false,
             next_audit: now,
             uncertain: BTreeSet::new(),
+            echo: None,
         });
         switch.peer.clone_from(&name);
         (switch.connection, switch.phase) = (Some(connection), Phase::Reading);
@@ -209,6 +210,10 @@ impl Controller {
         let Some(peer) = self.peers.get_mut(&connection) else { return };
         let (Some(pending), Some(datapath)) = (peer.pending.remove(&xid), peer.datapath) else { return };
         let Some(switch) = self.switches.get_mut(&datapath) else { return };
+        if let Pending::Echo(sent) = pending {
+            switch.echo = Some(now.since(sent));
+            return;
+        }
         let body = match message {
             braid_openflow::Message::MultipartReply(reply) => reply.body,
             _ => {
@@ -262,7 +267,7 @@ impl Controller {
             Pending::Meters | Pending::MeterFeatures => switch.table.style.meters = false,
             // Without its tables it cannot be controlled: it may return.
             Pending::Flows => peer.connection.close(),
-            Pending::Ports | Pending::Counters | Pending::MeterCounters => {}
+            Pending::Ports | Pending::Counters | Pending::MeterCounters | Pending::Echo(_) => {}
         }
     }
 
@@ -301,7 +306,7 @@ impl Controller {
     fn timed_out(&mut self, connection: ConnectionId, xid: Xid) {
         let Some(peer) = self.peers.get_mut(&connection) else { return };
         match peer.pending.remove(&xid) {
-            Some(Pending::Counters | Pending::MeterCounters) | None => {}
+            Some(Pending::Counters | Pending::MeterCounters | Pending::Echo(_)) | None => {}
             Some(_) => peer.connection.close(),
         }
     }
@@ -415,7 +420,7 @@ impl Controller {
         let Some(switch) = self.switches.get_mut(&datapath) else { return };
         switch.phase = Phase::Live;
         self.dirty.all = true;
-        let (mut found, mut routed) = (BTreeSet::new(), BTreeSet::new());
+        let (mut found, mut routed, mut receiving) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let table = &switch.table;
         for owner in table.owners() {
             for (key, entry) in table.of(owner) {
@@ -426,8 +431,15 @@ impl Controller {
                         routed.extend(ports());
                         found.extend(ports().filter(|_| !table.style.two_tables && entry.content.here));
                     }
+                    Owner::Group(id) => receiving.extend(entry.content.outputs.iter().map(|port| (id, *port))),
                     _ => {}
                 }
+            }
+        }
+        for (id, port) in receiving {
+            let place = Place { datapath, port };
+            if self.inherit_until.is_some() && self.topology.is_edge(place, now) {
+                self.inherited.entry(id).or_default().insert(place);
             }
         }
         for (host, port) in found {

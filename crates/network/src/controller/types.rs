@@ -9,8 +9,9 @@ use braid_openflow::ids::DatapathId;
 use braid_openflow::{CloseReason, ErrorCode, Side, Version};
 use thiserror::Error;
 
+use crate::discovery::Offer;
 use crate::hosts::{Attachment, HostLimits, HostRefusal};
-use crate::ids::{Access, AccessId, ConnectionId, FlowId, FlowSpec, GroupSpec, Place, SliceId};
+use crate::ids::{Access, AccessId, BlockSpec, ConnectionId, FlowId, FlowSpec, GroupSpec, Place, SliceId};
 use crate::mobility::{ChosenFlow, FlowMode, Load};
 use crate::paths::Weight;
 use crate::reservation::Reservation;
@@ -52,6 +53,10 @@ pub struct Config {
     pub hosts: HostLimits,
     /// Settings of connections.
     pub connection: braid_openflow::Config,
+    /// What programs get that look for the controller; `None`: they are not answered.
+    pub offer: Option<Offer>,
+    /// Programs that look for the controller and are answered in a second. At most a quarter comes from one port.
+    pub discoveries: u32,
 }
 
 impl Config {
@@ -81,6 +86,8 @@ impl Config {
             max_waiting: ByteCount::new(512 << 20),
             hosts: HostLimits::default(),
             connection,
+            offer: None,
+            discoveries: 100,
         }
     }
 }
@@ -135,6 +142,28 @@ pub enum Request {
     },
     /// Ends a group.
     RemoveGroup(FlowId),
+    /// Flows between two hosts go over paths that share as few links as possible. Flows that the spread had before, and has not any more, go as all packets of
+    /// their host.
+    SetSpread {
+        /// Its number, and that of its first flow; the others follow. The caller keeps it.
+        id: FlowId,
+        /// The flows: all with the same sender and receiver, and at most [`MAX_APART`]. None: the spread ends.
+        flows: Vec<FlowSpec>,
+    },
+    /// Packets do not reach a host any more, or with `None` do again.
+    SetBlock {
+        /// Its number, which the caller keeps.
+        id: FlowId,
+        /// The packets.
+        spec: Option<BlockSpec>,
+    },
+    /// What programs of a host have reserved together, beside what its client reserves; the host need not be a client.
+    ReserveForPrograms {
+        /// The host.
+        host: Mac,
+        /// The rates towards it and away from it.
+        rates: PerDirection<Rate>,
+    },
     /// Sets the weight of a link, at either end.
     SetWeight {
         /// One end.
@@ -150,6 +179,9 @@ pub enum Request {
         to: AccessId,
     },
 }
+
+/// Most flows of a spread.
+pub const MAX_APART: usize = 8;
 
 /// The hosts for which a manager is chosen. A host's own choice counts more than its slice's, and that more than the one for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -384,6 +416,8 @@ pub struct Snapshot {
     pub switches: Vec<SwitchState>,
     /// Usable links.
     pub links: Vec<Link>,
+    /// Time that small frames take over links, as measured last, while programs may ask for it.
+    pub delays: BTreeMap<Link, Duration>,
     /// Whether links pass frames of 1,500 bytes, as far as that is certain.
     pub full_frames: BTreeMap<Link, bool>,
     /// Hosts.

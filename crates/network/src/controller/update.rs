@@ -163,7 +163,7 @@ impl Controller {
         let mut forests = Forests::new(self.topology.graph());
         for owner in owners {
             match owner {
-                Owner::Base | Owner::Source(_) => self.plan_flat(owner, &mut plan),
+                Owner::Base | Owner::Source(_) | Owner::Block(_) => self.plan_flat(owner, &mut plan),
                 Owner::Up(_) => self.plan_merged(now, owner, &mut forests, &mut plan),
                 _ => self.plan_delivery(now, owner, &mut forests, &mut plan),
             }

@@ -7,8 +7,8 @@ use braid_openflow::ids::{DatapathId, Kbps, PortNo};
 
 use super::{Controller, Phase, Switch};
 use crate::frame;
-use crate::ids::{FlowId, Place};
-use crate::mobility::FlowMode;
+use crate::ids::{FlowId, FlowSpec, Place};
+use crate::mobility::{ChosenFlow, FlowMode};
 use crate::paths::{Forest, Graph, Outputs};
 use crate::rules::{self, Content, Key, Owner, Style};
 
@@ -21,11 +21,14 @@ pub(super) struct Delivery {
     pub(super) left: BTreeSet<DatapathId>,
 }
 
-/// Forests that were grown already, by root and avoided switches.
+/// How many flows of a spread use a link, by one of its ends.
+pub(super) type Burden = BTreeMap<Place, u32>;
+
+/// Forests that were grown already, by root, avoided switches and burdened links.
 #[derive(Default)]
 pub(super) struct Forests {
     pub(super) graph: Graph,
-    grown: BTreeMap<(Option<DatapathId>, BTreeSet<DatapathId>), std::rc::Rc<Forest>>,
+    grown: BTreeMap<(Option<DatapathId>, BTreeSet<DatapathId>, Burden), std::rc::Rc<Forest>>,
 }
 
 impl Forests {
@@ -33,9 +36,13 @@ impl Forests {
         Self { graph, grown: BTreeMap::new() }
     }
 
-    fn get(&mut self, root: Option<DatapathId>, avoided: &BTreeSet<DatapathId>) -> std::rc::Rc<Forest> {
+    pub(super) fn get(&mut self, root: Option<DatapathId>, avoided: &BTreeSet<DatapathId>, burden: &Burden) -> std::rc::Rc<Forest> {
         let graph = &self.graph;
-        self.grown.entry((root, avoided.clone())).or_insert_with(|| Forest::grow(graph, root, avoided).into()).clone()
+        let grow = || match burden.is_empty() {
+            true => Forest::grow(graph, root, avoided).into(),
+            false => Forest::grow(&graph.burdened(burden), root, avoided).into(),
+        };
+        self.grown.entry((root, avoided.clone(), burden.clone())).or_insert_with(grow).clone()
     }
 }
 
@@ -46,6 +53,7 @@ impl Controller {
         owners.extend(self.hosts.iter().flat_map(|(host, _)| [Owner::Source(host), Owner::Host(host)]));
         owners.extend(self.flows.keys().flat_map(|id| [Owner::Flow(*id), Owner::Up(*id)]));
         owners.extend(self.groups.keys().map(|id| Owner::Group(*id)));
+        owners.extend(self.blocks.keys().map(|id| Owner::Block(*id)));
         owners.extend(self.switches.values().flat_map(|switch| switch.table.owners()));
         owners
     }
@@ -59,6 +67,7 @@ impl Controller {
             Owner::Flow(id) => has(id, false),
             Owner::Up(id) => has(id, true),
             Owner::Group(id) => self.groups.contains_key(&id),
+            Owner::Block(id) => self.blocks.contains_key(&id),
         }
     }
 
@@ -68,9 +77,10 @@ impl Controller {
     /// could come back to it.
     pub(super) fn delivery(&self, now: Time, owner: Owner, forests: &mut Forests) -> Delivery {
         let (root, members) = (self.root(owner), self.members(now, owner));
+        let burden = self.burden(owner, forests);
         let mut left = BTreeSet::new();
         loop {
-            let forest = forests.get(root, &left);
+            let forest = forests.get(root, &left, &burden);
             let outputs = forest.outputs(&members);
             let differs = |(datapath, switch): &(&DatapathId, &Switch)| {
                 let changes = switch.phase == Phase::Live && !self.refused.contains_key(&(owner, **datapath));
@@ -95,6 +105,9 @@ impl Controller {
     fn root(&self, owner: Owner) -> Option<DatapathId> {
         match owner {
             Owner::Host(host) => self.roots.get(&host).copied(),
+            Owner::Flow(id) if matches!(self.flows.get(&id), Some(ChosenFlow { mode: FlowMode::Apart { .. }, .. })) => {
+                self.members(Time::ZERO, owner).first().map(|place| place.datapath)
+            }
             Owner::Up(_) => self.members(Time::ZERO, owner).first().map(|place| place.datapath),
             // All trees of several receivers start at the same switch, so that they stay when receivers change.
             _ => None,
@@ -110,13 +123,39 @@ impl Controller {
                 Some(FlowMode::Merged(place)) => BTreeSet::from([place]),
                 _ => BTreeSet::new(),
             },
-            Owner::Group(id) => self.groups.get(&id).into_iter().flat_map(|group| group.members.iter().copied()).flat_map(active).collect(),
+            Owner::Group(id) => {
+                let members = self.groups.get(&id).into_iter().flat_map(|group| group.members.iter().copied()).flat_map(active);
+                let inherited = self.inherited.get(&id).into_iter().flatten().copied().filter(|place| self.topology.is_edge(*place, now));
+                members.chain(inherited).collect()
+            }
             Owner::Broadcast => {
                 let mergers = self.mergers();
                 self.topology.edges(now).into_iter().filter(|place| !mergers.contains(place)).collect()
             }
-            Owner::Base | Owner::Source(_) => BTreeSet::new(),
+            Owner::Base | Owner::Source(_) | Owner::Block(_) => BTreeSet::new(),
         }
+    }
+
+    /// The links that flows of a spread use which come before this one.
+    fn burden(&self, owner: Owner, forests: &mut Forests) -> Burden {
+        let Owner::Flow(id) = owner else { return Burden::new() };
+        let Some(ChosenFlow { spec, mode: FlowMode::Apart { spread, rank }, .. }) = self.flows.get(&id) else { return Burden::new() };
+        let earlier =
+            self.flows.values().filter(|flow| matches!(flow.mode, FlowMode::Apart { spread: of, rank: at } if of == *spread && at < *rank));
+        self.paths_of(spec, earlier.count(), forests).1
+    }
+
+    /// The paths of the first flows of a spread, each as its links, and how many of them use each link.
+    pub(super) fn paths_of(&self, spec: &FlowSpec, count: usize, forests: &mut Forests) -> (Vec<Vec<Place>>, Burden) {
+        let at = |host: Mac| self.hosts.get(host)?.active.first().map(|place| place.datapath);
+        let (mut paths, mut burden) = (Vec::new(), Burden::new());
+        let (Some(from), Some(root)) = (spec.from.and_then(at), at(spec.to)) else { return (paths, burden) };
+        for _ in 0..count {
+            let links = forests.get(Some(root), &BTreeSet::new(), &burden).links_to_root(from);
+            links.iter().for_each(|link| *burden.entry(*link).or_default() += 1);
+            paths.push(links);
+        }
+        (paths, burden)
     }
 
     /// The attachments to which a chosen flow goes. Copies go over as many kinds of network as there are, then over what is attached longest.
@@ -125,6 +164,7 @@ impl Controller {
         let Some(host) = self.hosts.get(flow.spec.to) else { return BTreeSet::new() };
         match flow.mode {
             FlowMode::Merged(_) => BTreeSet::new(),
+            FlowMode::Apart { .. } => host.active.first().copied().into_iter().collect(),
             FlowMode::Movable => {
                 let placed = flow.placed.filter(|place| host.attachments.contains_key(place));
                 placed.map_or_else(|| host.active.iter().copied().collect(), |place| BTreeSet::from([place]))
@@ -173,14 +213,16 @@ impl Controller {
                 let learns = Content { controller: true, ..content.clone() };
                 of_links.chain([(rules::to_all(style, None), learns)]).collect()
             }
-            Owner::Base | Owner::Source(_) | Owner::Up(_) => Vec::new(),
+            Owner::Base | Owner::Source(_) | Owner::Up(_) | Owner::Block(_) => Vec::new(),
         }
     }
 
     /// The entries of an owner that do not depend on paths.
     pub(super) fn flat_entries(&self, owner: Owner, style: Style, datapath: DatapathId) -> Vec<(Key, Content)> {
         match owner {
-            Owner::Base => rules::base(style, &self.inner_ports(datapath)),
+            Owner::Base => rules::base(style, &self.inner_ports(datapath), self.config.offer.is_some()),
+            // Everywhere, because the sender may be anywhere. An entry that drops makes no loop with others.
+            Owner::Block(id) => self.blocks.get(&id).map(|spec| (rules::blocked(style, spec), Content::default())).into_iter().collect(),
             Owner::Source(mac) => {
                 let Some(host) = self.hosts.get(mac) else { return Vec::new() };
                 let places = host.attachments.keys().filter(|place| place.datapath == datapath);

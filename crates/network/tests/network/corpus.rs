@@ -13,7 +13,7 @@ fn the_corpus_does_not_panic() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    let mut counts = [0; 2];
+    let mut counts = [0; 4];
     for path in files {
         let name = path.file_name().unwrap().to_string_lossy();
         let bytes = std::fs::read(&path).unwrap();
@@ -21,6 +21,8 @@ fn the_corpus_does_not_panic() {
         let at = match name.split('-').next().unwrap_or_default() {
             "line" => (entry::line(&bytes), 0).1,
             "network" => (entry::network(&bytes), 1).1,
+            "ask" => (entry::ask(&bytes), 2).1,
+            "sfnet" => (entry::sfnet(&bytes), 3).1,
             _ => panic!("{name} has no entry point's name as prefix"),
         };
         counts[at] += 1;

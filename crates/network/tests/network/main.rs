@@ -8,5 +8,6 @@ mod histories;
 mod hostile;
 mod mobility;
 mod reservations;
+mod sfnet;
 mod support;
 mod tunnels;

@@ -30,7 +30,12 @@ pub(crate) fn access(number: u8, kind: AccessKind, entry: Duration) -> Access {
 
 /// Access points 1 to 4 at switches that are connected to switch 5 with the server. The fourth may be cellular.
 pub(crate) fn campus(version: Version, tables: u8, fourth: AccessKind) -> World {
-    let mut world = World::new(Config::new([7; 32]), 3);
+    campus_of(Config::new([7; 32]), version, tables, fourth)
+}
+
+/// The same with a configuration.
+pub(crate) fn campus_of(config: Config, version: Version, tables: u8, fourth: AccessKind) -> World {
+    let mut world = World::new(config, 3);
     world.add_switch(5, version, tables, 8);
     for number in 1..=4u8 {
         world.add_switch(number.into(), version, tables, 6);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use braid_model::{Mac, PerDirection, Rate};
 use braid_network::mobility::{FlowMode, NAMES, Report};
+use braid_network::sfnet::{self, Ask, Discovery, Offer, Quotas, Sees, SessionId, Settings, Sfnet, all};
 use braid_network::wire::{decode_message, decode_report, encode_message, encode_report};
 use braid_network::{
     Access, AccessId, AccessKind, Channel, Client, Config, FlowId, FlowSpec, GroupSpec, Place, Request, Scope, Signal, SliceId,
@@ -42,6 +43,102 @@ pub(crate) fn network(script: &[u8]) {
         play.world.run(MS(10));
     }
     play.end();
+}
+
+/// Programs at the same network: the script says what they send, when they die, and what the network does. When all have ended, nothing of what they asked for is left.
+pub(crate) fn sfnet(script: &[u8]) {
+    let mut script = Script(script);
+    let (version, tables) = [(Version::V1_0, 1), (Version::V1_3, 1), (Version::V1_3, 254)][script.below(3)];
+    let mut world = ring(version, tables);
+    world.run(Duration::from_secs(3));
+    world.converge();
+    let mut sfnet = Sfnet::new(Settings {
+        sees: Sees::Network,
+        quotas: Quotas { keep: Duration::from_secs(4), ..Quotas::default() },
+        ..Settings::default()
+    });
+    all(vec!["239.192.0.0/14".parse().unwrap()]).into_iter().for_each(|service| sfnet.add_service(service));
+    world.sfnet = sfnet;
+    let entries = |world: &World| -> Vec<usize> { world.switches.values().map(|switch| switch.flows.len()).collect() };
+    let before = entries(&world);
+    for _ in 0..40 {
+        if script.0.is_empty() {
+            break;
+        }
+        let id = SessionId(1 + script.below(6) as u64);
+        match script.below(8) {
+            0 => {
+                if !world.sfnet_has(id) {
+                    let mac = script.host();
+                    world.program(id.0, mac);
+                }
+            }
+            1 => world.program_ends(id),
+            2 => world.run(MS(u64::from(script.byte()) * 20)),
+            3 => {
+                let (datapath, port) = CABLES[script.below(3)];
+                world.set_port(Place::new(datapath, port), script.below(2) == 0);
+            }
+            4 => {
+                let (length, mut line) = (script.below(80), String::new());
+                line.push_str(&String::from_utf8_lossy(&script.take(length)));
+                world.line(id, &line.replace('\n', " "));
+            }
+            5 => world.line(id, &format!(r#"{{"ask":"end","id":1,"lease":{}}}"#, script.below(30))),
+            _ => {
+                let with = match script.below(5) {
+                    0 => format!(r#""multicast","with":{{"group":"239.192.0.{}"}}"#, script.below(4)),
+                    1 => format!(
+                        r#""multipath","with":{{"from":"{}","protocol":"udp","ports":[{},{}]}}"#,
+                        script.host(),
+                        script.below(4),
+                        script.below(4)
+                    ),
+                    2 => format!(r#""access","with":{{"from":"10.0.1.{}/{}"}}"#, script.below(4), 29 + script.below(4)),
+                    3 => r#""notices""#.to_owned(),
+                    _ => format!(
+                        r#""reserve","with":{{"down_bps":{},"up_bps":{}}}"#,
+                        u64::from(script.byte()) << 16,
+                        u64::from(script.byte()) << 16
+                    ),
+                };
+                let keep = script.below(6);
+                world.line(id, &format!(r#"{{"ask":"start","id":1,"service":{with},"keep":{keep}}}"#));
+            }
+        }
+        world.run(MS(10));
+    }
+    for number in 1..=6 {
+        world.program_ends(SessionId(number));
+    }
+    for (datapath, port) in CABLES {
+        world.set_port(Place::new(datapath, port), true);
+    }
+    world.run(Duration::from_secs(10));
+    world.converge();
+    let snapshot = world.controller.snapshot(world.now);
+    assert_eq!((world.sfnet.counts(), snapshot.flows.len(), snapshot.groups.len()), ((0, 0), 0, 0));
+    assert!(snapshot.accesses.iter().all(|access| access.reserved == PerDirection::default()));
+    assert_eq!(entries(&world), before);
+    assert!(world.loops.is_empty(), "frames loop: {:?}", world.loops);
+}
+
+/// What programs and the controller say to each other, and what a host sends to find it: nothing makes either side panic, and what is read is written as it was.
+pub(crate) fn ask(bytes: &[u8]) {
+    if let Some(found) = Discovery::parse(bytes) {
+        let offer = Offer { sfnet: 1, address: [10, 0, 0, 1].into(), port: Some(1), tls_port: Some(2), key: Some("k".into()) };
+        assert!(found.answer(&offer).len() < 300);
+    }
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(ask) = Ask::read(text) {
+        assert_eq!(Ask::read(&ask.line()), Ok(ask));
+    }
+    let mut client = sfnet::Client::default();
+    let want = client.start(sfnet::Want { service: "multicast".into(), with: serde_json::Value::Null, keep: 0 });
+    text.lines().for_each(|line| client.line(line));
+    client.end(want);
+    client.disconnected(braid_model::Time::ZERO, "end");
+    while client.poll_event().is_some() {}
 }
 
 /// Bytes that are read one after the other, and are 0 at the end.

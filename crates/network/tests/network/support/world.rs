@@ -6,6 +6,7 @@ use std::time::Duration;
 use braid_model::{Mac, Time};
 use braid_network::merge::{Duplicates, InOrder};
 use braid_network::mobility::{Notice, Report};
+use braid_network::sfnet::{self, DISCOVERY, Offer, Proof, Say, SessionId, Settings, Sfnet};
 use braid_network::{Access, AccessId, Client, Config, ConnectionId, Controller, Event, Place, Request, RequestError, Reservation};
 use braid_openflow::Version;
 use bytes::Bytes;
@@ -74,6 +75,13 @@ pub(crate) struct World {
     pub(crate) reflects: BTreeSet<Place>,
     /// Cables that drop longer frames silently, by their ends. None passes a length of 0.
     pub(crate) longest: BTreeMap<Place, usize>,
+    /// The network that programs can ask; without services if a test adds none.
+    pub(crate) sfnet: Sfnet,
+    /// What programs were told, and whether their connections were closed then.
+    pub(crate) said: BTreeMap<SessionId, Vec<Say>>,
+    pub(crate) closed: BTreeSet<SessionId>,
+    /// Answers to programs that look for the controller.
+    pub(crate) offers: Vec<(Mac, Offer)>,
     /// Frames that crossed each cable, by number and direction.
     pub(crate) crossed: BTreeMap<(u64, Place), u32>,
     connections: BTreeMap<u64, ConnectionId>,
@@ -102,6 +110,10 @@ impl World {
             control_delay: MS(2),
             mergers: BTreeMap::new(),
             loops: BTreeSet::new(),
+            sfnet: Sfnet::default(),
+            said: BTreeMap::new(),
+            closed: BTreeSet::new(),
+            offers: Vec::new(),
             deaf: BTreeSet::new(),
             drops_lldp: BTreeSet::new(),
             reflects: BTreeSet::new(),
@@ -310,6 +322,9 @@ impl World {
         }
         let to = destination(frame);
         let now = self.now;
+        if ethertype(frame) == 0x0800 && frame.get(34..36) == Some(&DISCOVERY.port().to_be_bytes()[..]) {
+            self.offers.extend(Offer::read(&frame[42..]).map(|offer| (to, offer)));
+        }
         let receivers: Vec<(Mac, u8)> = self
             .hosts
             .iter()
@@ -346,6 +361,7 @@ impl World {
     // The loop.
 
     fn collect(&mut self) {
+        self.inform();
         let datapaths: Vec<u64> = self.switches.keys().copied().collect();
         loop {
             let mut any = false;
@@ -381,13 +397,65 @@ impl World {
                 });
             }
         }
-        self.events.extend(std::iter::from_fn(|| self.controller.poll_event()));
-        self.reservations.extend(std::iter::from_fn(|| self.controller.poll_reservation()));
         let notices: Vec<(Mac, Notice)> = std::iter::from_fn(|| self.controller.poll_notice()).collect();
         for (mac, notice) in notices {
             self.notices.push((mac, notice));
             self.after(MS(3), move |world| world.noticed(mac, notice));
         }
+    }
+
+    /// Programs learn what the controller reports.
+    fn inform(&mut self) {
+        while let Some(event) = self.controller.poll_event() {
+            self.sfnet.event(self.now, &mut self.controller, &event);
+            self.events.push(event);
+        }
+        while let Some((host, reservation)) = self.controller.poll_reservation() {
+            self.sfnet.reserved(self.now, &mut self.controller, host, &reservation);
+            self.reservations.insert(host, reservation);
+        }
+        self.sfnet.advance(self.now, &self.controller);
+        while let Some((session, out)) = self.sfnet.poll_output() {
+            match out {
+                sfnet::Out::Say(say) => self.said.entry(session).or_default().push(say),
+                sfnet::Out::Close => drop(self.closed.insert(session)),
+            }
+        }
+    }
+
+    /// A program connects from the address of a host.
+    pub(crate) fn program(&mut self, number: u64, mac: Mac) -> SessionId {
+        self.program_at(number, [10, 0, mac.0[4], mac.0[5]])
+    }
+
+    pub(crate) fn program_at(&mut self, number: u64, address: [u8; 4]) -> SessionId {
+        let (id, proof) = (SessionId(number), Proof::Address(address.into()));
+        self.sfnet.opened(self.now, &mut self.controller, id, proof);
+        self.collect();
+        id
+    }
+
+    /// Whether a program was served under this number, and may still be.
+    pub(crate) fn sfnet_has(&self, id: SessionId) -> bool {
+        self.said.contains_key(&id)
+    }
+
+    /// What programs may changes.
+    pub(crate) fn grant(&mut self, settings: Settings) {
+        self.sfnet.configure(self.now, &mut self.controller, settings);
+        self.collect();
+    }
+
+    /// A program sends a line.
+    pub(crate) fn line(&mut self, id: SessionId, text: &str) {
+        self.sfnet.line(self.now, &mut self.controller, id, text);
+        self.collect();
+    }
+
+    /// The connection of a program ends.
+    pub(crate) fn program_ends(&mut self, id: SessionId) {
+        self.sfnet.closed(self.now, &mut self.controller, id);
+        self.collect();
     }
 
     fn arrival(&mut self, connection: ConnectionId, up: bool) -> Time {
@@ -434,7 +502,7 @@ impl World {
         let queued = self.queue.keys().next().map(|(at, _)| *at);
         let switches = self.switches.values().filter_map(SwitchModel::poll_timeout);
         let hosts = self.hosts.values().filter_map(|host| host.order.as_ref()?.poll_timeout());
-        queued.into_iter().chain(self.controller.poll_timeout()).chain(switches).chain(hosts).min()
+        queued.into_iter().chain(self.controller.poll_timeout()).chain(switches).chain(hosts).chain(self.sfnet.poll_timeout()).min()
     }
 
     /// Lets time pass.
@@ -473,6 +541,9 @@ impl World {
         let now = self.now;
         if self.controller.poll_timeout().is_some_and(|due| due <= now) {
             self.controller.handle_timeout(now);
+        }
+        if self.sfnet.poll_timeout().is_some_and(|due| due <= now) {
+            self.sfnet.handle_timeout(now, &mut self.controller);
         }
         self.switches.values_mut().for_each(|switch| switch.handle_timeout(now));
         for host in self.hosts.values_mut() {
