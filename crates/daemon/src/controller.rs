@@ -64,9 +64,9 @@ const MAX_SWITCHES_OF_SOURCE: usize = 512;
 /// Pieces of what switches sent that may wait. Readers then wait, in turn.
 pub(crate) const MAX_WAITING: usize = 256;
 /// Time for which what has arrived is handled before what is due.
-const CATCH_UP: Duration = Duration::from_millis(100);
+pub(crate) const CATCH_UP: Duration = Duration::from_millis(100);
 /// Tasks that run before the system is asked which sockets have data: all readers.
-const TASKS_AT_ONCE: u32 = 4096;
+pub(crate) const TASKS_AT_ONCE: u32 = 4096;
 /// Size of a piece that is written at most.
 pub(crate) const PIECE: usize = 64 << 10;
 /// Time to write what is left on a connection that is closed.
@@ -277,7 +277,7 @@ fn identity(state_dir: &Path) -> anyhow::Result<KeyPair> {
     Ok(KeyPair::load_or_generate(&StateDir::open(state_dir)?, CONTROLLER_KEY)?)
 }
 
-async fn received(signal: &mut Option<Signal>) {
+pub(crate) async fn received(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => {
             signal.recv().await;

@@ -26,13 +26,13 @@ use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::sys::process::raise_open_files;
 use braid_slice::{ConnectionId, Dial, Settings, Slicer};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::controller::connections::{self, Arrival, Newcomer};
-use crate::controller::{LAST_WORDS, MAX_WAITING, PIECE, tls};
+use crate::controller::{CATCH_UP, LAST_WORDS, MAX_WAITING, PIECE, TASKS_AT_ONCE, received, tls};
 use crate::limited_log::LimitedLog;
 use crate::system::notify;
 use settings::Made;
@@ -91,7 +91,11 @@ pub struct SlicerListens {
 /// The configuration is refused, an address cannot be listened on, the state directory or the API's socket cannot be used, or the system has no random numbers.
 pub fn run(options: &SlicerOptions, socket: &Path, ready: impl FnOnce(&SlicerListens)) -> anyhow::Result<()> {
     let _ = raise_open_files();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .event_interval(TASKS_AT_ONCE)
+        .build()
+        .context("cannot start the runtime")?;
     let result = runtime.block_on(serve(options, socket, ready));
     runtime.shutdown_background();
     result
@@ -168,22 +172,18 @@ async fn serve(options: &SlicerOptions, socket: &Path, ready: impl FnOnce(&Slice
             },
             () = sleep_until(Instant::now() + due) => {}
         }
-        // What has arrived counts before what is due: an answer that waits is no silence.
-        for _ in 0..MAX_WAITING {
-            let mut any = false;
-            if let Ok(arrival) = arrived.try_recv() {
-                slices.on_arrival(arrival);
-                any = true;
-            }
-            if let Ok(arrival) = from_outside.try_recv() {
-                slices.on_outside(arrival);
-                any = true;
-            }
-            if !any {
+        slices.take(&mut arrived, &mut from_outside);
+        // What has arrived counts before what is due: an answer that waits is no silence. As in the controller's loop, the readers may not have read yet.
+        let catches_up = Instant::now();
+        while slices.is_due() && catches_up.elapsed() < CATCH_UP {
+            yield_now().await;
+            yield_now().await;
+            if !slices.take(&mut arrived, &mut from_outside) {
                 break;
             }
+            slices.pump();
         }
-        if slices.slicer.poll_timeout().is_some_and(|due| due <= now()) {
+        if slices.is_due() {
             slices.slicer.handle_timeout(now());
         }
         slices.pump();
@@ -200,15 +200,6 @@ async fn bind(addresses: &[SocketAddr], whom: &str) -> anyhow::Result<Vec<TcpLis
         listeners.push(TcpListener::bind(address).await.with_context(remedy)?);
     }
     Ok(listeners)
-}
-
-async fn received(signal: &mut Option<Signal>) {
-    match signal {
-        Some(signal) => {
-            signal.recv().await;
-        }
-        None => std::future::pending().await,
-    }
 }
 
 /// A connection.
@@ -244,6 +235,25 @@ struct Slices {
 }
 
 impl Slices {
+    fn is_due(&self) -> bool {
+        self.slicer.poll_timeout().is_some_and(|due| due <= now())
+    }
+
+    /// Handles what has arrived, [`MAX_WAITING`] of each kind at most. Returns whether there was something.
+    fn take(&mut self, arrived: &mut mpsc::Receiver<Arrival>, from_outside: &mut mpsc::Receiver<Outside>) -> bool {
+        let mut any = false;
+        for _ in 0..MAX_WAITING {
+            let (arrival, outside) = (arrived.try_recv().ok(), from_outside.try_recv().ok());
+            if arrival.is_none() && outside.is_none() {
+                break;
+            }
+            any = true;
+            arrival.into_iter().for_each(|arrival| self.on_arrival(arrival));
+            outside.into_iter().for_each(|outside| self.on_outside(outside));
+        }
+        any
+    }
+
     fn on_request(&mut self, request: Request, listens: &SlicerListens) {
         match request {
             Request::Slices(reply) => {

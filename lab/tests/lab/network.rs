@@ -2,35 +2,12 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::support::pinging::Pinging;
 use crate::support::*;
-use braid_lab::network::{CONTROLLER, Controller, Host, Switches};
+use braid_lab::network::{CONTROLLER, Controller, Switches};
 use braid_lab::{Lab, LinkSpec};
-
-/// Pings of one host to another every 20 ms, until they are told to end.
-struct Pinging(Child);
-
-impl Pinging {
-    fn start(one: &Host, other: &Host) -> Self {
-        let mut ping = one.namespace().command("ping").unwrap();
-        ping.args(["-i", "0.02", &other.address.to_string()]).stdout(Stdio::piped());
-        Self(ping.spawn().unwrap())
-    }
-
-    /// Packets up to the last one that was answered, and answers. The answer to a later one may be under way.
-    fn end(self) -> (usize, usize) {
-        interrupt(self.0.id());
-        let said = text(&self.0.wait_with_output().unwrap().stdout);
-        let answers: Vec<usize> = said.lines().filter_map(|line| line.split_once("icmp_seq=")?.1.split(' ').next()?.parse().ok()).collect();
-        (answers.iter().copied().max().unwrap_or(0), answers.len())
-    }
-}
-
-fn interrupt(pid: u32) {
-    assert!(Command::new("kill").args(["-INT", &pid.to_string()]).status().unwrap().success());
-}
 
 fn one_link() -> Lab {
     Lab::builder().link(LinkSpec::new("wlan0")).start().unwrap()

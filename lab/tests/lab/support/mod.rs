@@ -5,6 +5,7 @@
 pub mod bonded;
 pub mod gateway;
 pub mod moves;
+pub mod pinging;
 pub mod proxied;
 pub mod user;
 
