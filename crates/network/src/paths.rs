@@ -6,7 +6,10 @@
 //!
 //! The thesis installs one multicast tree for each sender. One tree for all senders has the same property on each link, and n times fewer entries.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::OnceCell;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::rc::Rc;
 
 use braid_openflow::ids::{DatapathId, PortNo};
 
@@ -29,19 +32,39 @@ const BURDEN: u32 = 1 << 28;
 pub type Outputs = BTreeMap<DatapathId, BTreeSet<PortNo>>;
 
 /// Switches and usable links.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Graph {
     switches: BTreeMap<DatapathId, BTreeMap<PortNo, (Place, Weight)>>,
+    /// Made of `switches` when the first tree grows.
+    dense: OnceCell<Rc<Dense>>,
+}
+
+/// A graph whose switches have numbers from 0, in the order of their identifiers: trees of many hosts grow in it.
+#[derive(Debug, PartialEq, Eq)]
+struct Dense {
+    switches: Vec<DatapathId>,
+    links: Vec<Vec<Edge>>,
+}
+
+/// A link from one of its switches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Edge {
+    port: PortNo,
+    to: usize,
+    to_port: PortNo,
+    weight: Weight,
 }
 
 impl Graph {
     /// Adds a switch without links.
     pub fn add_switch(&mut self, datapath: DatapathId) {
+        self.dense.take();
         self.switches.entry(datapath).or_default();
     }
 
     /// Adds a link in both directions.
     pub fn add_link(&mut self, one: Place, other: Place, weight: Weight) {
+        self.dense.take();
         for (from, to) in [(one, other), (other, one)] {
             self.switches.entry(from.datapath).or_default().insert(from.port, (to, weight));
         }
@@ -49,14 +72,14 @@ impl Graph {
 
     /// The same graph with links that paths use only where there is no other, the less the more often they count here. They are named by either end.
     pub fn burdened(&self, counts: &BTreeMap<Place, u32>) -> Self {
-        let mut graph = self.clone();
-        for (datapath, links) in &mut graph.switches {
+        let mut switches = self.switches.clone();
+        for (datapath, links) in &mut switches {
             for (port, (to, weight)) in links {
                 let count = counts.get(&Place { datapath: *datapath, port: *port }).or_else(|| counts.get(to));
                 weight.0 = weight.0.saturating_add(count.copied().unwrap_or_default().saturating_mul(BURDEN));
             }
         }
-        graph
+        Self { switches, dense: OnceCell::new() }
     }
 
     /// The other end of a link.
@@ -64,125 +87,134 @@ impl Graph {
         Some(self.switches.get(&place.datapath)?.get(&place.port)?.0)
     }
 
-    fn has(&self, datapath: DatapathId) -> bool {
-        self.switches.contains_key(&datapath)
+    fn dense(&self) -> &Rc<Dense> {
+        self.dense.get_or_init(|| {
+            let switches: Vec<DatapathId> = self.switches.keys().copied().collect();
+            let edge = |(port, (to, weight)): (&PortNo, &(Place, Weight))| {
+                let number = switches.binary_search(&to.datapath).ok()?;
+                Some(Edge { port: *port, to: number, to_port: to.port, weight: *weight })
+            };
+            let links = self.switches.values().map(|links| links.iter().filter_map(edge).collect()).collect();
+            Dense { switches, links }.into()
+        })
     }
 }
 
 /// A spanning tree of each connected part of the graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forest {
-    /// For each switch the port to its parent and the parent's port to it; `None` at a root.
-    parents: BTreeMap<DatapathId, Option<(PortNo, Place)>>,
+    dense: Rc<Dense>,
+    /// For each switch its parent; `None` at a root.
+    parents: Vec<Option<Parent>>,
     /// Parents come before their children.
-    order: Vec<DatapathId>,
+    order: Vec<usize>,
+}
+
+/// The link from a switch towards the root. The lesser of two is the better one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Parent {
+    /// From the switch to the root.
+    distance: u64,
+    switch: usize,
+    /// The parent's port to the switch.
+    port: PortNo,
+    /// The switch's port to the parent.
+    up: PortNo,
 }
 
 impl Forest {
     /// The tree of shortest paths to `root`, and trees of what is not connected to it. Links of switches in `avoided` are not used. Among paths of equal
     /// weight the one over smaller numbers is taken, so that the same graph has the same trees after a restart.
+    ///
+    /// Source: Dijkstra, 1959.
     pub fn grow(graph: &Graph, root: Option<DatapathId>, avoided: &BTreeSet<DatapathId>) -> Self {
-        let mut forest = Self { parents: BTreeMap::new(), order: Vec::new() };
-        for start in root.into_iter().filter(|root| graph.has(*root)).chain(graph.switches.keys().copied()) {
-            if !forest.parents.contains_key(&start) {
-                forest.grow_from(graph, start, avoided);
+        let dense = graph.dense();
+        let count = dense.switches.len();
+        let mut forest = Self { dense: dense.clone(), parents: vec![None; count], order: Vec::with_capacity(count) };
+        let avoided: Vec<bool> = dense.switches.iter().map(|datapath| avoided.contains(datapath)).collect();
+        let mut done = vec![false; count];
+        for start in root.and_then(|root| forest.number(root)).into_iter().chain(0..count) {
+            // A switch is in the heap once for each way to it that was the best one: the first counts.
+            let mut next = BinaryHeap::from([Reverse((0, start))]);
+            while let Some(Reverse((distance, switch))) = next.pop() {
+                if std::mem::replace(&mut done[switch], true) {
+                    continue;
+                }
+                forest.order.push(switch);
+                for edge in dense.links[switch].iter().filter(|edge| !avoided[switch] && !avoided[edge.to] && !done[edge.to]) {
+                    let parent = Parent { distance: distance + u64::from(edge.weight.0), switch, port: edge.port, up: edge.to_port };
+                    let known = &mut forest.parents[edge.to];
+                    if known.is_none_or(|known| parent < known) {
+                        *known = Some(parent);
+                        next.push(Reverse((parent.distance, edge.to)));
+                    }
+                }
             }
         }
         forest
     }
 
-    /// Source: Dijkstra, 1959.
-    fn grow_from(&mut self, graph: &Graph, start: DatapathId, avoided: &BTreeSet<DatapathId>) {
-        let mut reached = BTreeMap::from([(start, (0u64, None))]);
-        let mut next = BTreeSet::from([(0u64, start)]);
-        while let Some((distance, datapath)) = next.pop_first() {
-            let parent = reached.get(&datapath).and_then(|(_, parent)| *parent);
-            self.parents.insert(datapath, parent);
-            self.order.push(datapath);
-            if avoided.contains(&datapath) {
-                continue;
-            }
-            for (port, (to, weight)) in graph.switches.get(&datapath).into_iter().flatten() {
-                if self.parents.contains_key(&to.datapath) || avoided.contains(&to.datapath) {
-                    continue;
-                }
-                let candidate = (distance + u64::from(weight.0), Some((to.port, Place { datapath, port: *port })));
-                let known = reached.get(&to.datapath).copied();
-                let closer = known.is_none_or(|(known, parent)| (candidate.0, key(candidate.1)) < (known, key(parent)));
-                if closer {
-                    if let Some((known, _)) = known {
-                        next.remove(&(known, to.datapath));
-                    }
-                    reached.insert(to.datapath, candidate);
-                    next.insert((candidate.0, to.datapath));
-                }
-            }
-        }
+    fn number(&self, datapath: DatapathId) -> Option<usize> {
+        self.dense.switches.binary_search(&datapath).ok()
     }
 
     /// Ports out of which each switch sends what is for `members`. Every switch of a tree with members is in it.
     pub fn outputs(&self, members: &BTreeSet<Place>) -> Outputs {
-        let mut below: BTreeMap<DatapathId, usize> = BTreeMap::new();
-        for member in members.iter().filter(|member| self.parents.contains_key(&member.datapath)) {
-            *below.entry(member.datapath).or_default() += 1;
-        }
-        for datapath in self.order.iter().rev() {
-            let count = below.get(datapath).copied().unwrap_or_default();
-            if let Some(Some((_, parent))) = self.parents.get(datapath) {
-                *below.entry(parent.datapath).or_default() += count;
+        let members: Vec<(usize, PortNo)> =
+            members.iter().filter_map(|member| Some((self.number(member.datapath)?, member.port))).collect();
+        let mut below = vec![0usize; self.order.len()];
+        members.iter().for_each(|(switch, _)| below[*switch] += 1);
+        for switch in self.order.iter().rev() {
+            if let Some(parent) = self.parents[*switch] {
+                below[parent.switch] += below[*switch];
             }
         }
-        let mut outputs = Outputs::new();
-        let mut totals: BTreeMap<DatapathId, usize> = BTreeMap::new();
-        for datapath in &self.order {
-            let own = below.get(datapath).copied().unwrap_or_default();
-            let parent = self.parents.get(datapath).copied().flatten();
-            let total = parent.and_then(|(_, parent)| totals.get(&parent.datapath).copied()).unwrap_or(own);
-            totals.insert(*datapath, total);
-            if total == 0 {
-                continue;
+        let mut totals = below.clone();
+        let mut ports = vec![BTreeSet::new(); self.order.len()];
+        for switch in &self.order {
+            let Some(parent) = self.parents[*switch] else { continue };
+            totals[*switch] = totals[parent.switch];
+            if totals[*switch] > below[*switch] {
+                ports[*switch].insert(parent.up);
             }
-            outputs.entry(*datapath).or_default();
-            if let Some((port, parent)) = parent {
-                if total > own {
-                    outputs.entry(*datapath).or_default().insert(port);
-                }
-                if own > 0 {
-                    outputs.entry(parent.datapath).or_default().insert(parent.port);
-                }
+            if below[*switch] > 0 {
+                ports[parent.switch].insert(parent.port);
             }
         }
-        for member in members {
-            outputs.entry(member.datapath).and_modify(|ports| {
-                ports.insert(member.port);
-            });
+        for (switch, port) in members {
+            ports[switch].insert(port);
         }
-        outputs
+        let outputs = self.dense.switches.iter().copied().zip(ports).zip(totals);
+        outputs.filter(|(_, total)| *total > 0).map(|(outputs, _)| outputs).collect()
     }
 
     /// Links between each switch and the nearest of `places`, along the tree.
     pub fn distances(&self, places: &BTreeSet<Place>) -> BTreeMap<DatapathId, u32> {
-        let mut distances: BTreeMap<DatapathId, u32> = places.iter().map(|place| (place.datapath, 0)).collect();
+        let mut distances: Vec<Option<u32>> = vec![None; self.order.len()];
+        places.iter().filter_map(|place| self.number(place.datapath)).for_each(|switch| distances[switch] = Some(0));
         // Up, then down: the nearest is below, or beyond the parent.
-        for datapath in self.order.iter().rev() {
-            if let (Some(own), Some(Some((_, parent)))) = (distances.get(datapath).copied(), self.parents.get(datapath)) {
-                let nearest = distances.entry(parent.datapath).or_insert(u32::MAX);
-                *nearest = (*nearest).min(own + 1);
+        let nearer = |distances: &mut Vec<Option<u32>>, from: usize, to: usize| {
+            if let Some(distance) = distances[from] {
+                let known = distances[to].unwrap_or(u32::MAX);
+                distances[to] = Some(known.min(distance + 1));
+            }
+        };
+        for switch in self.order.iter().rev() {
+            if let Some(parent) = self.parents[*switch] {
+                nearer(&mut distances, *switch, parent.switch);
             }
         }
-        for datapath in &self.order {
-            let parent = self.parents.get(datapath).copied().flatten().and_then(|(_, parent)| distances.get(&parent.datapath).copied());
-            if let Some(above) = parent {
-                let nearest = distances.entry(*datapath).or_insert(u32::MAX);
-                *nearest = (*nearest).min(above + 1);
+        for switch in &self.order {
+            if let Some(parent) = self.parents[*switch] {
+                nearer(&mut distances, parent.switch, *switch);
             }
         }
-        distances
+        self.dense.switches.iter().zip(distances).filter_map(|(datapath, distance)| Some((*datapath, distance?))).collect()
     }
 
     /// The port of `datapath` to its parent.
     pub fn port_to_root(&self, datapath: DatapathId) -> Option<PortNo> {
-        self.parents.get(&datapath).copied().flatten().map(|(port, _)| port)
+        Some(self.parents[self.number(datapath)?]?.up)
     }
 
     /// Switches on the path from one to another, both included. Empty if they are not connected.
@@ -201,15 +233,9 @@ impl Forest {
     }
 
     fn to_root(&self, datapath: DatapathId) -> Vec<DatapathId> {
-        let parent = |datapath: &DatapathId| self.parents.get(datapath).copied().flatten().map(|(_, parent)| parent.datapath);
-        let first = Some(datapath).filter(|datapath| self.parents.contains_key(datapath));
-        std::iter::successors(first, parent).collect()
+        let up = std::iter::successors(self.number(datapath), |switch| self.parents[*switch].map(|parent| parent.switch));
+        up.map(|switch| self.dense.switches[switch]).collect()
     }
-}
-
-/// Orders parents by their numbers.
-fn key(parent: Option<(PortNo, Place)>) -> Option<(Place, PortNo)> {
-    parent.map(|(port, parent)| (parent, port))
 }
 
 #[cfg(test)]

@@ -465,7 +465,11 @@ impl Controller {
                 }
                 Change::LinkLost(link) => {
                     self.log(Event::LinkDown(link));
-                    (self.dirty.all, self.dirty.urgent) = (true, true);
+                    self.dirty.urgent = true;
+                    match self.changed_by(link) {
+                        Some(owners) => self.dirty.owners.extend(owners),
+                        None => self.dirty.all = true,
+                    }
                 }
                 Change::LinkNarrow(link) => self.log(Event::LinkNarrow(link)),
                 Change::LinkWide(link) => self.log(Event::LinkWide(link)),
@@ -477,9 +481,10 @@ impl Controller {
                 }
                 Change::PortDown(place) => {
                     self.log(Event::PortDown(place));
+                    // A link that ended there is another change.
+                    self.dirty.urgent |= self.hosts.at(place).next().is_some() || self.mergers().contains(&place);
                     self.detach_all(now, place);
                     self.dirty.owners.extend([Owner::Base, Owner::Broadcast]);
-                    self.dirty.urgent = true;
                 }
             }
         }

@@ -13,6 +13,7 @@ use super::{Controller, Event, Phase, Switch};
 use crate::ids::{ConnectionId, Place};
 use crate::paths::Outputs;
 use crate::rules::{Content, Key, Owner, reverses, steps};
+use crate::topology::Link;
 
 /// An update that runs.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ struct Write {
 const LAST: u32 = u32::MAX;
 /// Rounds of planning before the caller gets control again.
 const ROUNDS: u32 = 64;
+/// Owners times switches that are compared in one go, as long as no path is broken: what comes next waits until switches had their answers.
+const PAIRS: usize = 20_000;
 
 impl Update {
     pub(super) fn due(&self) -> Option<Time> {
@@ -88,6 +91,9 @@ impl Controller {
                     }
                 }
                 self.plan(now);
+                if self.update.is_none() && self.dirty.any() && self.overflowed.is_empty() {
+                    return;
+                }
             }
             if !self.advance(now) && self.overflowed.is_empty() {
                 return;
@@ -155,10 +161,14 @@ impl Controller {
         }
     }
 
-    /// Makes an update of all that is dirty and differs.
+    /// Makes an update of what is dirty and differs.
     fn plan(&mut self, now: Time) {
         let dirty = std::mem::take(&mut self.dirty);
-        let owners = if dirty.all { self.all_owners() } else { dirty.owners };
+        let mut owners = if dirty.all { self.all_owners() } else { dirty.owners };
+        let most = PAIRS / self.switches.len().max(1);
+        if let Some(next) = owners.iter().nth(most.max(1)).copied().filter(|_| !dirty.urgent) {
+            self.dirty.owners = owners.split_off(&next);
+        }
         let mut plan = Plan::default();
         let mut forests = Forests::new(self.topology.graph());
         for owner in owners {
@@ -173,6 +183,22 @@ impl Controller {
             let stages = plan.stages.into_values().collect();
             self.update = Some(Update { stages, waiting: BTreeSet::new(), due: now, drains });
         }
+    }
+
+    /// What a lost link may change, if all else is as it should be; `None`: anything. A way of delivery that does not use the link stays: all edges of its
+    /// tree are used, and a tree stays when an edge is lost that is not in it.
+    pub(super) fn changed_by(&self, lost: Link) -> Option<BTreeSet<Owner>> {
+        let is_settled = self.switches.values().all(|switch| switch.phase == Phase::Live && switch.uncertain.is_empty());
+        if !is_settled || !self.refused.is_empty() || self.inherit_until.is_some() {
+            return None;
+        }
+        let mut owners = BTreeSet::from([Owner::Base, Owner::Broadcast]);
+        owners.extend(self.flows.keys().flat_map(|id| [Owner::Flow(*id), Owner::Up(*id)]));
+        owners.extend(self.groups.keys().map(|id| Owner::Group(*id)));
+        for end in [lost.one, lost.other] {
+            owners.extend(self.switches.get(&end.datapath)?.table.users(end.port));
+        }
+        Some(owners)
     }
 
     fn is_writable(&self, owner: Owner, datapath: DatapathId, switch: &Switch) -> bool {
@@ -209,15 +235,19 @@ impl Controller {
         if !self.exists(owner) && inherits {
             return;
         }
-        let delivery = self.delivery(now, owner, forests);
-        let part = |datapath: &DatapathId| !delivery.left.contains(datapath);
-        let new: Outputs = delivery.outputs.iter().filter(|(datapath, _)| part(datapath)).map(|(at, ports)| (*at, ports.clone())).collect();
-        let installed = |(datapath, switch): (&DatapathId, &Switch)| Some((*datapath, self.installed(owner, switch)?));
-        let old: Outputs = self.switches.iter().filter(|(datapath, _)| part(datapath)).filter_map(installed).collect();
-        let distances = distances(&delivery, &old);
-        let graph = &forests.graph;
-        let steps = steps(graph, &old, &new, &distances);
-        plan.drains |= !steps.is_empty() && reverses(graph, &old, &new);
+        let mut delivery = self.delivery(now, owner, forests);
+        let mut new = std::mem::take(&mut delivery.outputs);
+        new.retain(|datapath, _| !delivery.left.contains(datapath));
+        let switches = || self.switches.iter().filter(|(datapath, _)| !delivery.left.contains(datapath));
+        let steps = if switches().all(|(datapath, switch)| self.installed(owner, switch) == new.get(datapath)) {
+            Vec::new()
+        } else {
+            let installed = |(datapath, switch): (&DatapathId, &Switch)| Some((*datapath, self.installed(owner, switch)?.clone()));
+            let old: Outputs = switches().filter_map(installed).collect();
+            let steps = steps(&forests.graph, &old, &new, &distances(&delivery, &old));
+            plan.drains |= !steps.is_empty() && reverses(&forests.graph, &old, &new);
+            steps
+        };
         let mut stages: BTreeMap<DatapathId, u32> = BTreeMap::new();
         for step in steps {
             let Some(switch) = self.switches.get(&step.datapath).filter(|switch| self.is_writable(owner, step.datapath, switch)) else {
@@ -242,6 +272,9 @@ impl Controller {
         for (datapath, outputs) in &new {
             let Some(switch) = self.switches.get(datapath).filter(|switch| self.is_writable(owner, *datapath, switch)) else { continue };
             let wanted = self.entries(owner, switch.table.style, *datapath, outputs);
+            if switch.table.has_only(owner, &wanted) {
+                continue;
+            }
             for (key, _) in switch.table.of(owner).filter(|(key, _)| wanted.iter().all(|(wanted, _)| wanted != *key)) {
                 plan.write(LAST, *datapath, owner, key.clone(), None);
             }

@@ -54,7 +54,18 @@ impl Controller {
         owners.extend(self.flows.keys().flat_map(|id| [Owner::Flow(*id), Owner::Up(*id)]));
         owners.extend(self.groups.keys().map(|id| Owner::Group(*id)));
         owners.extend(self.blocks.keys().map(|id| Owner::Block(*id)));
-        owners.extend(self.switches.values().flat_map(|switch| switch.table.owners()));
+        let mut ended = BTreeSet::new();
+        for switch in self.switches.values() {
+            // Both are in order.
+            let mut known = owners.iter().peekable();
+            for owner in switch.table.owners() {
+                while known.next_if(|known| **known < owner).is_some() {}
+                if known.peek() != Some(&&owner) {
+                    ended.insert(owner);
+                }
+            }
+        }
+        owners.extend(ended);
         owners
     }
 
@@ -84,7 +95,7 @@ impl Controller {
             let outputs = forest.outputs(&members);
             let differs = |(datapath, switch): &(&DatapathId, &Switch)| {
                 let changes = switch.phase == Phase::Live && !self.refused.contains_key(&(owner, **datapath));
-                let same = || self.installed(owner, switch).as_ref() == outputs.get(*datapath) && !switch.uncertain.contains(&owner);
+                let same = || self.installed(owner, switch) == outputs.get(*datapath) && !switch.uncertain.contains(&owner);
                 !left.contains(*datapath) && !changes && !same()
             };
             let more: Vec<DatapathId> = self.switches.iter().filter(differs).map(|(datapath, _)| *datapath).collect();
@@ -96,10 +107,10 @@ impl Controller {
     }
 
     /// The outputs of an owner's entry in a switch.
-    pub(super) fn installed(&self, owner: Owner, switch: &Switch) -> Option<BTreeSet<PortNo>> {
+    pub(super) fn installed<'a>(&self, owner: Owner, switch: &'a Switch) -> Option<&'a BTreeSet<PortNo>> {
         // Entries for single ports say the same.
         let main = switch.table.of(owner).min_by_key(|(key, _)| key.fields.len());
-        main.map(|(_, entry)| entry.content.outputs.clone())
+        main.map(|(_, entry)| &entry.content.outputs)
     }
 
     fn root(&self, owner: Owner) -> Option<DatapathId> {

@@ -104,6 +104,18 @@ impl Table {
         self.entries.get(key).is_some_and(|entry| entry.owner == owner && entry.content == *content && !entry.foreign)
     }
 
+    /// Whether these are the entries of an owner, and do only this.
+    pub(crate) fn has_only(&self, owner: Owner, wanted: &[(Key, Content)]) -> bool {
+        let is_wanted =
+            |(key, entry): (&Key, &Entry)| !entry.foreign && wanted.iter().any(|(of, content)| of == key && *content == entry.content);
+        self.of(owner).count() == wanted.len() && self.of(owner).all(is_wanted)
+    }
+
+    /// Owners of the entries that send packets out of a port.
+    pub(crate) fn users(&self, port: PortNo) -> impl Iterator<Item = Owner> {
+        self.entries.values().filter(move |entry| entry.content.outputs.contains(&port)).map(|entry| entry.owner)
+    }
+
     /// Replaces all by what the switch answered. Returns commands that remove groups and meters of this controller that no entry uses, the owners whose
     /// entries have counted packets since the last reading, and those whose entries are not what was written.
     pub(crate) fn read(&mut self, reading: &Reading) -> (Vec<Command>, BTreeSet<Owner>, BTreeSet<Owner>) {
