@@ -155,7 +155,7 @@ fn comparisons(page: &mut Page<'_>, report: &Report) -> io::Result<()> {
     let row = |comparison: &braid_sim::experiment::Comparison| {
         let tone = match comparison.judgement {
             Judgement::Met => Tone::Good,
-            Judgement::Differs => Tone::Doubtful,
+            Judgement::Differs | Judgement::NotTested => Tone::Doubtful,
             Judgement::NotMet => Tone::Bad,
         };
         let texts = [comparison.claim.text, comparison.claim.paper, &comparison.here].map(|text| cell(Some(text)));

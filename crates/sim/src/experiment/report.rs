@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::results::{Results, Table};
-use super::{About, Paper, Sampling, Setting};
+use super::{About, Judgement, Paper, Sampling, Setting};
+use crate::coverage;
 
 /// An experiment with its results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -38,13 +39,15 @@ pub fn markdown(reports: &[Report], folder: &str) -> String {
         "# The papers' results, reproduced\n\n\
          `braid sim report --out docs` generates this page. It runs the experiments of the papers that Braid is based on in a simulator, with the\n\
          scheduling code of the daemon, and compares the claims of the papers with the results. *Met*: the result is as claimed. *Differs*: the\n\
-         effect has the same direction but another size. *Not met*: the result contradicts the claim.\n",
+         effect has the same direction but another size; no effect, or one in the opposite direction, never is. *Not met*: the result contradicts the\n\
+         claim. *Not tested*: the result follows from a number that was put in.\n",
     );
     if let Some(report) = reports.iter().find(|report| report.about.sampling == Sampling::Repeated) {
         let Setting { runs, seed } = report.setting;
         let _ = writeln!(page, "\nSeed {seed}, {runs} runs of each point; whiskers and ± are 95 % confidence intervals (Student's t).");
     }
     summary(&mut page, reports);
+    coverage::write(&mut page, reports);
     let mut paper: Option<Paper> = None;
     for report in reports {
         if paper != Some(report.about.paper) {
@@ -59,14 +62,15 @@ pub fn markdown(reports: &[Report], folder: &str) -> String {
     page
 }
 
-/// Table of the experiments, with the number of claims that are met.
+/// Table of the experiments, with the judgements of their claims, and the sums.
 fn summary(page: &mut String, reports: &[Report]) {
-    page.push_str("\n| experiment | shows | claims met |\n|---|---|---|\n");
+    let judgements =
+        |report: &Report| report.results.comparisons.iter().map(|comparison| comparison.judgement).collect::<Vec<Judgement>>();
+    let all: Vec<Judgement> = reports.iter().flat_map(judgements).collect();
+    let _ = writeln!(page, "\n{} claims: {}.", all.len(), coverage::counts(&all));
+    page.push_str("\n| experiment | shows | claims |\n|---|---|---|\n");
     for report in reports {
-        let comparisons = &report.results.comparisons;
-        let met = comparisons.iter().filter(|comparison| comparison.judgement == super::Judgement::Met).count();
-        let met = if comparisons.is_empty() { "-".to_owned() } else { format!("{met} of {}", comparisons.len()) };
-        let _ = writeln!(page, "| [{0}](#{0}) | {1} | {met} |", report.about.name, cell(report.about.title));
+        let _ = writeln!(page, "| [{0}](#{0}) | {1} | {2} |", report.about.name, cell(report.about.title), coverage::counts(&judgements(report)));
     }
 }
 
@@ -163,7 +167,8 @@ mod tests {
         let page = markdown(&[report], "plots");
         for wanted in [
             "Seed 7, 2 runs",
-            "| [thesis-0](#thesis-0) | A line | 1 of 1 |",
+            "1 claims: met.",
+            "| [thesis-0](#thesis-0) | A line | met |",
             "## Yap",
             "![A line](plots/thesis-0-grown.svg)",
             "| x | y |\n|---|---|\n| 1 | 2 |",

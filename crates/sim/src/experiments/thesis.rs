@@ -6,11 +6,12 @@ mod overhead;
 mod pgps;
 mod preferences;
 mod theorem;
+mod theorems;
 
 use crate::experiment::Experiment;
 
-pub(super) fn all() -> [&'static dyn Experiment; 7] {
-    [&preferences::Preferences, &pgps::Bounds, &theorem::Theorem, &midrr::Convergence, &overhead::FLOWS, &overhead::LINKS, &http::Http]
+pub(super) fn all() -> [&'static dyn Experiment; 8] {
+    [&preferences::Preferences, &theorems::Theorems, &pgps::Bounds, &theorem::Theorem, &midrr::Convergence, &overhead::FLOWS, &overhead::LINKS, &http::Http]
 }
 
 #[cfg(test)]
