@@ -30,7 +30,7 @@ export function ring() {
       [3, 1],
     ].map(([one, other]) => ({ one: place(one, 2), other: place(other, 1) })),
     accesses: [
-      access(WIFI, place(1, 4), 'wifi', 36, { rate_up_bps: 1e6, rate_down_bps: 18e6 }),
+      access(WIFI, place(1, 4), 'wifi', 36, { rate_up_bps: 1e6, rate_down_bps: 18e6, reserved_down_bps: 2e6 }),
       access(OTHER_WIFI, place(2, 4), 'wifi', 40, { rate_up_bps: 2e6, rate_down_bps: 1e6 }),
       access(CELLULAR, place(3, 4), 'cellular', null),
     ],

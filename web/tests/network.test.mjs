@@ -47,7 +47,7 @@ describe('user actions', () => {
       assert.equal(await drawing.locator('.net-client').count(), 1);
       assert.equal(await drawing.locator('.net-active').count(), 3, 'a line to the active place of each host');
       assert.match(await row(page, '0000000000000002').innerText(), /2\s+Live\s+192\.0\.2\.2:40000\s+4 of 4\s+12\s+1:2 to 2:1, 2:2 to 3:1/);
-      assert.match(await row(page, WIFI).innerText(), /1:4\s+wifi\s+36\s+Up\s+1\s+1\.00 Mbit\/s\s+18\.0 Mbit\/s\s+20\.0 Mbit\/s\s+90 %\s+Busy/);
+      assert.match(await row(page, WIFI).innerText(), /1:4\s+wifi\s+36\s+Up\s+1\s+1\.00 Mbit\/s\s+18\.0 Mbit\/s\s+20\.0 Mbit\/s\s+0 bit\/s from, 2\.00 Mbit\/s to\s+90 %\s+Busy/);
       assert.match(await row(page, CLIENT).innerText(), /fd00::a, 10\.0\.0\.10\s+1:4\s+1:4\s+hoolock\s+yes/);
       assert.match(await row(page, PLAIN).innerText(), /10\.0\.0\.11\s+2:3\s+2:3\s+hard\s+no/);
       await page.locator('.facts').getByText('3 switches · 3 links · 3 access points · 3 hosts · all entries are in place').waitFor();
