@@ -30,6 +30,8 @@ pub enum Owner {
     Both(&'static str, &'static [usize], &'static str),
     /// A test of the lab on real traffic: its file and its function. It shows that something works and has no figures.
     Test(&'static str, &'static str),
+    /// A test without a network: its file and its function. It has no figures either.
+    Unit(&'static str, &'static str),
     /// It was not tried, for this reason.
     NotTried(&'static str),
     /// It has nothing to measure: a diagram, a photograph, a definition.
@@ -37,11 +39,13 @@ pub enum Owner {
 }
 
 /// The benchmarks that entries name, and their sections in `docs/benchmarks.md`.
-pub const BENCHMARKS: [(&str, &str); 10] = [
+pub const BENCHMARKS: [(&str, &str); 12] = [
     ("mixes", "Mixes of long and short downloads"),
     ("bond-few", "Few long flows"),
     ("bond-fair", "Weights and preferences: the thesis's figure 4.5 on real links"),
     ("schedulers", "The schedulers alone"),
+    ("calls", "Cost of system calls"),
+    ("proxy", "Plain downloads through the proxy"),
     ("virtual", "The virtual interface"),
     ("moves", "Running direct flows change their link"),
     ("late", "Late binding"),
@@ -72,7 +76,7 @@ const fn thesis(item: &'static str, shows: &'static str, owner: Owner) -> Entry 
     Entry { paper: Paper::Thesis, item, shows, owner }
 }
 
-use Owner::{Benchmark, Both, Experiment, NotTried, Nothing, Test};
+use Owner::{Benchmark, Both, Experiment, NotTried, Nothing, Test, Unit};
 
 const DIAGRAM: Owner = Nothing("a diagram");
 
@@ -80,6 +84,7 @@ const DIAGRAM: Owner = Nothing("a diagram");
 pub static ENTRIES: &[Entry] = &[
     dnis("fig. 1", "layered service providers in Windows", DIAGRAM),
     dnis("fig. 2", "five schedulers over Wi-Fi and Ethernet; up to 54 % over one interface", Both("dnis-2", &[], "mixes")),
+    dnis("section V.B", "little overhead on the protocol stack", Benchmark("calls")),
     dbas("fig. 1", "architecture", DIAGRAM),
     dbas("fig. 2", "the monitoring application", Nothing("a screenshot")),
     dbas("Table I", "parameters", Nothing("the parameters of figures 3 to 6, which the experiments use")),
@@ -90,13 +95,23 @@ pub static ENTRIES: &[Entry] = &[
     dbas("fig. 5", "the mix of applications; up to 130 % by the demands, 193 % over one interface", Experiment("dbas-5", &[])),
     dbas("fig. 6", "one long connection and a few short ones", Both("dbas-6", &[], "bond-few")),
     dbas("section IV.C", "packet-oriented schedulers are within 9 % of the optimum", Experiment("dbas-3b", &[1, 4])),
+    dbas(
+        "section IV.C, connections",
+        "connection-oriented ones can generally be near it, and are never below one interface",
+        Experiment("dbas-3a", &[4, 5]),
+    ),
     dbas("section IV.C, clients", "many clients share a network", Experiment("dbas-clients", &[])),
     operetta("fig. 1", "architecture", DIAGRAM),
     operetta("fig. 2", "the user's view", Nothing("not in the text of the paper")),
     operetta("Table I", "power of network cards", Nothing("inputs, from another paper; vi-graph-1 uses them")),
     operetta("Table II", "notation", Nothing("symbols")),
     operetta("Table III", "parameters", Nothing("the parameters of figures 3 to 9, which the experiments use")),
-    operetta("Algorithm 1", "the scheduler, at most quadratic in the interfaces", Both("operetta-9", &[0], "schedulers")),
+    operetta("Algorithm 1", "the scheduler, at most quadratic in the interfaces", Benchmark("schedulers")),
+    operetta(
+        "section IV.C, special case",
+        "with packets only and α = 1 it is weighted round robin",
+        Unit("crates/decide/tests/operetta.rs", "packets_fill_the_cheap_links_first"),
+    ),
     operetta("fig. 3", "the share of participating servers, γ", Experiment("operetta-3", &[])),
     operetta("fig. 4", "the bandwidth of IF1; up to 44 % less energy", Experiment("operetta-4", &[])),
     operetta("fig. 5", "the utility, α", Experiment("operetta-5", &[])),
@@ -104,6 +119,12 @@ pub static ENTRIES: &[Entry] = &[
     operetta("fig. 7", "streams of uneven size", Experiment("operetta-7", &[])),
     operetta("fig. 8", "errors of estimation", Experiment("operetta-8", &[])),
     operetta("fig. 9", "baseline schedulers", Experiment("operetta-9", &[])),
+    operetta(
+        "section VI.B.3",
+        "the smoother the utility function, the better",
+        NotTried("the paper does not say what is better; its figure 6 has one smooth function and one step"),
+    ),
+    operetta("section VI.B.5", "other models of errors give similar results", NotTried("the paper does not describe them")),
     vi("fig. 1", "blocks", DIAGRAM),
     vi("fig. 2", "the neighbour database", DIAGRAM),
     vi("fig. 3", "topology I", DIAGRAM),
@@ -122,7 +143,11 @@ pub static ENTRIES: &[Entry] = &[
     thesis("fig. 2.4", "routes of fig. 2.6", DIAGRAM),
     thesis("fig. 2.5", "addresses of fig. 2.6", DIAGRAM),
     thesis("fig. 2.6", "a running flow moves to another network, then to a waypoint", Benchmark("moves")),
-    thesis("fig. 2.7", "two networks together: 95 % of the sum on the laptop, 77 % on the phone, whose radios disturb each other", Benchmark("virtual")),
+    thesis(
+        "fig. 2.7",
+        "two networks together: 95 % of the sum on the laptop, 77 % on the phone, whose radios disturb each other",
+        Benchmark("virtual"),
+    ),
     thesis("fig. 2.8", "each of two networks fails for 20 s", Benchmark("virtual")),
     thesis("fig. 2.9", "ten networks: more than three times the fastest", Benchmark("virtual")),
     thesis("fig. 2.10", "a flow moves when the device stops moving", Test("moves.rs", "an_accelerometer_moves_a_running_flow_and_back")),
@@ -131,8 +156,16 @@ pub static ENTRIES: &[Entry] = &[
     thesis("fig. 2.13", "signals of a Wi-Fi card", NotTried("needs the hardware of fig. 2.12")),
     thesis("fig. 2.14", "retransmissions after an interface is lost: 26.3 with a buffer of 50, 3.9 with 5", Benchmark("late")),
     thesis("fig. 2.15", "their distribution", Benchmark("late")),
-    thesis("fig. 2.16", "throughput after a burst of 50 losses, and after one; the buffer of one packet is an emulation in the paper, too", Benchmark("late")),
-    thesis("fig. 2.17", "window and threshold of TCP after a burst", NotTried("the window is not drawn; the time in recovery is measured (fig. 2.18)")),
+    thesis(
+        "fig. 2.16",
+        "throughput after a burst of 50 losses, and after one; the buffer of one packet is an emulation in the paper, too",
+        Benchmark("late"),
+    ),
+    thesis(
+        "fig. 2.17",
+        "window and threshold of TCP after a burst",
+        NotTried("the window is not drawn; the time in recovery is measured (fig. 2.18)"),
+    ),
     thesis("fig. 2.18", "time in recovery, and throughput in the second after", Benchmark("late")),
     thesis("fig. 2.19", "delay of an urgent packet: 135 ms with a buffer of 50, 7.4 ms with 2", Benchmark("late")),
     thesis("fig. 3.1", "packet scheduling with preferences", Experiment("thesis-3-1", &[])),
@@ -170,18 +203,28 @@ pub static ENTRIES: &[Entry] = &[
     ),
     thesis("Lemma 9", "a slower flow is ahead by less than two packets", Experiment("thesis-3-4", &[8])),
     thesis("Lemma 10", "flows of one interface differ by less than Q' and two packets", Experiment("thesis-3-4", &[9])),
+    thesis("Theorem 9", "named in section 4.4.3", Nothing("the thesis has none; it means Theorem 8, it seems")),
+    thesis("Theorem 10", "named in section 4.4.3", Nothing("as Theorem 9")),
     thesis("fig. 4.2", "miDRR in the kernel", DIAGRAM),
     thesis("fig. 4.3", "miDRR in both directions", DIAGRAM),
     thesis("fig. 4.4", "miDRR in a proxy", DIAGRAM),
     thesis("fig. 4.5", "three flows over two interfaces", Both("thesis-4-5", &[], "bond-fair")),
     thesis("fig. 4.6", "time of a decision by flows", Both("thesis-4-6", &[], "schedulers")),
     thesis("fig. 4.7", "time of a decision by interfaces", Both("thesis-4-7", &[], "schedulers")),
-    thesis("fig. 4.8", "three HTTP downloads over two interfaces", Experiment("thesis-4-8", &[0, 1])),
+    thesis("fig. 4.8", "three HTTP downloads over two interfaces", Both("thesis-4-8", &[0, 1], "proxy")),
     thesis("fig. 4.9", "their clusters", Experiment("thesis-4-8", &[2])),
     thesis("fig. 5.1", "a user moves between networks", DIAGRAM),
     thesis("fig. 5.2", "architecture of OpenFlow Wireless", DIAGRAM),
-    thesis("section 5.2, slices", "FlowVisor: several controllers share the switches", Test("slicer.rs", "two_controllers_share_a_switch_and_survive_the_slicer")),
-    thesis("section 5.2, configuration", "SNMPVisor: each slice configures its part", Test("snmp.rs", "two_managers_see_and_set_their_own_part_only")),
+    thesis(
+        "section 5.2, slices",
+        "FlowVisor: several controllers share the switches",
+        Test("slicer.rs", "two_controllers_share_a_switch_and_survive_the_slicer"),
+    ),
+    thesis(
+        "section 5.2, configuration",
+        "SNMPVisor: each slice configures its part",
+        Test("snmp.rs", "two_managers_see_and_set_their_own_part_only"),
+    ),
     thesis("fig. 5.3", "a software-friendly network", DIAGRAM),
     thesis("fig. 5.4", "an access point and a base station", Nothing("photographs")),
     thesis("fig. 5.5", "the access points of a building", Nothing("a map")),
@@ -190,7 +233,11 @@ pub static ENTRIES: &[Entry] = &[
     thesis("fig. 5.7", "packets lost in vertical handovers", Benchmark("handover")),
     thesis("fig. 5.8", "TCP with handovers", Benchmark("handover")),
     thesis("Table 5.2", "TCP's throughput with handovers", Benchmark("handover")),
-    thesis("fig. 5.9", "chat in a multicast group of the network", Test("sfnet.rs", "a_group_gets_each_datagram_once_and_no_link_carries_one_twice")),
+    thesis(
+        "fig. 5.9",
+        "chat in a multicast group of the network",
+        Test("sfnet.rs", "a_group_gets_each_datagram_once_and_no_link_carries_one_twice"),
+    ),
     thesis("section 5.6", "chat takes 3 ms instead of 21 ms", NotTried("no XMPP server was measured beside the group")),
 ];
 
@@ -229,6 +276,7 @@ impl Entry {
         }
         match self.owner {
             Test(file, test) => places.push(format!("live: a test without figures, `{test}` in `lab/tests/lab/{file}`")),
+            Unit(file, test) => places.push(format!("a unit test, `{test}` in `{file}`")),
             NotTried(why) => places.push(format!("not tried: {why}")),
             Nothing(why) => places.push(format!("nothing to measure: {why}")),
             _ => {}
@@ -245,16 +293,8 @@ impl Entry {
             [] => all.iter().map(|comparison| comparison.judgement).collect(),
             claims => claims.iter().filter_map(|claim| all.get(*claim)).map(|comparison| comparison.judgement).collect(),
         };
-        counts(&chosen)
+        Judgement::counts(&chosen)
     }
-}
-
-/// "2 met, 1 differs", for example; a single one without its number.
-pub(crate) fn counts(judgements: &[Judgement]) -> String {
-    let count = |judgement: &Judgement| judgements.iter().filter(|one| *one == judgement).count();
-    let some = Judgement::ALL.iter().map(|judgement| (judgement, count(judgement))).filter(|(_, count)| *count > 0);
-    let texts = some.map(|(judgement, count)| if judgements.len() == 1 { judgement.to_string() } else { format!("{count} {judgement}") });
-    texts.collect::<Vec<_>>().join(", ")
 }
 
 /// The anchor that GitHub gives a heading.
@@ -264,16 +304,21 @@ fn anchor(heading: &str) -> String {
 }
 
 /// The section of the page that lists all entries, by paper.
-pub(crate) fn write(page: &mut String, reports: &[Report]) {
-    page.push_str(
+pub fn list(reports: &[Report]) -> String {
+    let mut page = String::from(
         "\n## All figures, tables, theorems and claims\n\n\
          Each has one place: an experiment of the simulator (below on this page), a benchmark on real traffic in the lab (live), or both; or it was not\n\
-         tried, with the reason. The last column has what the experiment found.\n",
+         tried, with the reason. What has an experiment only was not run on real traffic. The sections of the benchmarks say where their parameters are\n\
+         not the paper's. The last column has what the experiment found.\n",
     );
     let mut paper = None;
     for entry in ENTRIES {
         if paper != Some(entry.paper) {
-            let _ = write!(page, "\n**{}**\n\n| item | what it shows | where it is shown | found |\n|---|---|---|---|\n", entry.paper.citation());
+            let _ = write!(
+                page,
+                "\n**{}**\n\n| item | what it shows | where it is shown | found |\n|---|---|---|---|\n",
+                entry.paper.citation()
+            );
             paper = Some(entry.paper);
         }
         let _ = writeln!(page, "{}", entry.row(reports));
@@ -281,14 +326,16 @@ pub(crate) fn write(page: &mut String, reports: &[Report]) {
     let of = |has: fn(&Owner) -> bool| ENTRIES.iter().filter(|entry| has(&entry.owner)).count();
     let _ = writeln!(
         page,
-        "\n{} entries: {} in the simulator, of which {} also live; {} live only; {} not tried; {} have nothing to measure.",
+        "\n{} entries: {} in the simulator, of which {} also live; {} live only; {} in a unit test; {} not tried; {} have nothing to measure.",
         ENTRIES.len(),
         of(|owner| owner.experiment().is_some()),
         of(|owner| matches!(owner, Both(..))),
         of(|owner| matches!(owner, Benchmark(_) | Test(..))),
+        of(|owner| matches!(owner, Unit(..))),
         of(|owner| matches!(owner, NotTried(_))),
         of(|owner| matches!(owner, Nothing(_)))
     );
+    page
 }
 
 #[cfg(test)]
@@ -301,11 +348,5 @@ mod tests {
             anchor("Weights and preferences: the thesis's figure 4.5 on real links"),
             "weights-and-preferences-the-thesiss-figure-45-on-real-links"
         );
-    }
-
-    #[test]
-    fn judgements_are_counted() {
-        assert_eq!(counts(&[Judgement::NotMet, Judgement::Met, Judgement::NotMet]), "1 met, 2 not met");
-        assert_eq!(counts(&[Judgement::Differs]), "differs");
     }
 }

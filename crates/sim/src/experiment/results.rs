@@ -158,6 +158,17 @@ impl Judgement {
     }
 }
 
+impl Judgement {
+    /// "2 met, 1 differs", for example; a single one without its number.
+    pub fn counts(judgements: &[Self]) -> String {
+        let count = |judgement: &Self| judgements.iter().filter(|one| *one == judgement).count();
+        let some = Self::ALL.iter().map(|judgement| (judgement, count(judgement))).filter(|(_, count)| *count > 0);
+        let texts =
+            some.map(|(judgement, count)| if judgements.len() == 1 { judgement.to_string() } else { format!("{count} {judgement}") });
+        texts.collect::<Vec<_>>().join(", ")
+    }
+}
+
 impl fmt::Display for Judgement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -195,6 +206,12 @@ mod tests {
             let all_down: Vec<f64> = values.iter().map(|value| -value).collect();
             prop_assert_eq!(Judgement::met_or_differs(met, Summary::of(&all_down)), Judgement::NotMet);
         }
+    }
+
+    #[test]
+    fn judgements_are_counted() {
+        assert_eq!(Judgement::counts(&[Judgement::NotMet, Judgement::Met, Judgement::NotMet]), "1 met, 2 not met");
+        assert_eq!(Judgement::counts(&[Judgement::Differs]), "differs");
     }
 
     #[test]

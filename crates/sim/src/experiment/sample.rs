@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use super::stats::Summary;
 use super::{Job, Point};
 use braid_plot::{Dot, Series};
-use serde::{Deserialize, Serialize};
 
 /// (x, y) pairs.
 pub type Curve = Vec<(f64, f64)>;
 
 /// Values and curves of one measurement.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sample {
     values: BTreeMap<String, f64>,
     curves: BTreeMap<String, Curve>,

@@ -136,9 +136,12 @@ impl Sweep {
 
     fn spans(&self, samples: &Samples) -> Table {
         let usual = ("", SPAN.as_secs());
-        SPANS.iter().chain([&usual]).fold(self.table("if connections are opened for another time", "opened for"), |table, (name, seconds)| {
-            table.row(self.cells(format!("{seconds} s"), samples, THROUGHPUT, name))
-        })
+        SPANS
+            .iter()
+            .chain([&usual])
+            .fold(self.table("if connections are opened for another time", "opened for"), |table, (name, seconds)| {
+                table.row(self.cells(format!("{seconds} s"), samples, THROUGHPUT, name))
+            })
     }
 
     fn table(&self, what: &str, head: &str) -> Table {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_model::{ByteCount, Direction, Rate, Time};
 
-use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling};
+use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Summary};
 use crate::{Arrivals, Class, Knowledge, LinkSpec, LoadKnowledge, Scenario, Scheduling, Size, simulate};
 
 const WIFI: &str = "only Wi-Fi";
@@ -41,7 +41,8 @@ static ABOUT: About = About {
               paper does not give the round trip (5 ms here), queues (50 packets) and TCP (CUBIC). Demands and capacities are known; the \
               history of an application gives its demand if all its downloads have the same size. Maximum throughput is the paper's rule as \
               printed: the interface that finishes its load and the new connection first; Braid's rule, the interface on which the connection \
-              itself is expected to end first, is beside it.",
+              itself is expected to end first, is beside it. (The printed sentence can also mean the interface with which the load of all ends first; with \
+              two interfaces both choose the same.)",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "More than one interface always gives a higher goodput than one", paper: "in words" },
@@ -49,6 +50,7 @@ static ABOUT: About = About {
         Claim { text: "Maximum throughput reaches the sum of the two interfaces' goodputs", paper: "in words" },
         Claim { text: "Under high load the gap between the schedulers that use both closes", paper: "in words" },
         Claim { text: "Maximum throughput improves on a single interface", paper: "up to 54 %" },
+        Claim { text: "Its advantage over the others that use both is evident with low to medium loads", paper: "in words" },
     ],
 };
 
@@ -89,6 +91,7 @@ impl Experiment for Schedulers {
         let gap =
             |load| [ROUND, RANDOM].map(|series| samples.gain(GOODPUT, (MOST, load), (series, load)).mean).into_iter().fold(0.0, f64::max);
         let (widest, widest_at) = most(LOADS.map(|load| (gap(load), load)));
+        let closest = |load| Summary::weakest([ROUND, RANDOM].map(|series| samples.gain(GOODPUT, (MOST, load), (series, load))));
         let gain = |base| most(LOADS.map(|load| (samples.gain(GOODPUT, (MOST, load), (base, load)).mean, load)));
         let ((ethernet, ethernet_at), (wifi, wifi_at)) = (gain(ETHERNET), gain(WIFI));
         let nominal = samples.gain(GOODPUT, (NOMINAL, HIGHEST), (ETHERNET, HIGHEST)).mean;
@@ -96,7 +99,7 @@ impl Experiment for Schedulers {
             .chart(chart)
             .comparison(claims[0].judge(
                 format!("against the better one {:+.1} % at worst ({}, {} Mbit/s)", single.0, single.1, single.2),
-                Judgement::met_or_not(single.0 > -1.0),
+                Judgement::met_or_not(single.0 > 0.0),
                 format!(
                     "Under low load one interface can carry nearly all the traffic. A scheduler that does not use the capacities then puts \
                      some long downloads on Wi-Fi, where they take longer than on Ethernet: at {} Mbit/s {:.1} of them in random, {:.1} in round \
@@ -109,8 +112,8 @@ impl Experiment for Schedulers {
             ))
             .comparison(claims[1].judge(
                 format!("against the best other {:+.1} % at worst ({} Mbit/s)", others.0, others.2),
-                Judgement::met_or_not(others.0 > -1.0),
-                format!("Braid's rule against the best other: {:+.1} % at worst ({} Mbit/s).", braid.0, braid.2),
+                Judgement::met_or_not(others.0 > 0.0),
+                format!("A tie counts as not met. Braid's rule against the best other: {:+.1} % at worst ({} Mbit/s).", braid.0, braid.2),
             ))
             .comparison(claims[2].judge(
                 format!("{:+.1} % at {HIGHEST} Mbit/s", sum(HIGHEST)),
@@ -135,6 +138,11 @@ impl Experiment for Schedulers {
                      5.9 is a value chosen here. The paper's 54 % are 5.2 Mbit/s. With 11 Mbit/s of goodput on Wi-Fi the gain is {nominal:.0} %. \
                      Only that there is a gain is a result."
                 ),
+            ))
+            .comparison(claims[5].judge(
+                LOADS[..4].iter().map(|load| format!("{:+.1} % at {load} Mbit/s", closest(*load))).collect::<Vec<_>>().join(", "),
+                Judgement::met_or_differs(LOADS[..4].iter().all(|load| closest(*load).mean > 1.0), Summary::weakest(LOADS[..4].iter().map(|load| closest(*load)))),
+                "Over the better of round robin and random, whichever is closer.",
             ))
     }
 }

@@ -176,13 +176,15 @@ fn measured(outcome: &Outcome) -> Sample {
     let sample =
         Sample::default().value(THROUGHPUT, all / (outcome.ran_ns as f64 / 1e9) / 1e6).value(ENERGY, outcome.energy().get() / all * 1e9);
     let bins = (outcome.duration_ns / outcome.bin_ns) as usize;
-    let within: f64 = outcome.links.iter().flat_map(|link| link.goodput_bins.iter().take(bins)).map(|moved| moved.rx.get() as f64 * 8.0).sum();
+    let within: f64 =
+        outcome.links.iter().flat_map(|link| link.goodput_bins.iter().take(bins)).map(|moved| moved.rx.get() as f64 * 8.0).sum();
     let spent = |link: &LinkOutcome| {
         let busy: u64 = link.busy_bins_ns.iter().take(bins).sum();
         link.energy.get() * busy as f64 / link.busy_ns.max(1) as f64
     };
     let spent: f64 = outcome.links.iter().map(spent).sum();
-    let sample = sample.value(WITHIN, within / (outcome.duration_ns as f64 / 1e9) / 1e6).value(WITHIN_ENERGY, spent / within.max(1.0) * 1e9);
+    let sample =
+        sample.value(WITHIN, within / (outcome.duration_ns as f64 / 1e9) / 1e6).value(WITHIN_ENERGY, spent / within.max(1.0) * 1e9);
     outcome.links.iter().fold(sample, |sample, link| sample.value(link.name.as_str(), bits(link) / all))
 }
 
@@ -271,7 +273,7 @@ fn flat(mut lines: Vec<Series>, xs: &[f64]) -> Vec<Series> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::{Job, Point, Setting, conclude};
+    use crate::experiment::{Job, Judgement, Point, Setting, conclude};
 
     fn short(scheme: Scheme) -> Setup {
         Setup { span: Duration::from_secs(20), ..Setup::nominal(scheme) }

@@ -11,7 +11,16 @@ mod theorems;
 use crate::experiment::Experiment;
 
 pub(super) fn all() -> [&'static dyn Experiment; 8] {
-    [&preferences::Preferences, &theorems::Theorems, &pgps::Bounds, &theorem::Theorem, &midrr::Convergence, &overhead::FLOWS, &overhead::LINKS, &http::Http]
+    [
+        &preferences::Preferences,
+        &theorems::Theorems,
+        &pgps::Bounds,
+        &theorem::Theorem,
+        &midrr::Convergence,
+        &overhead::FLOWS,
+        &overhead::LINKS,
+        &http::Http,
+    ]
 }
 
 #[cfg(test)]

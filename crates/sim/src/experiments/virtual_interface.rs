@@ -70,7 +70,8 @@ mod tests {
     #[test]
     fn one_flow_mostly_avoids_the_saturated_access_point() {
         let span = Duration::from_secs(20);
-        let (shared, alone) = (throughput::SATURATED.rates(1, throughput::LOSSLESS, span, 1).0, throughput::SATURATED.rates(1, throughput::RAW, span, 1).0);
+        let (shared, alone) =
+            (throughput::SATURATED.rates(1, throughput::LOSSLESS, span, 1).0, throughput::SATURATED.rates(1, throughput::RAW, span, 1).0);
         assert!(shared[1] > 2.0 * shared[0], "{shared:?}");
         assert!(total(&shared) > 1.3 * total(&alone), "{shared:?} against {alone:?}");
         assert!((alone[0] / alone[2] - 1.0).abs() < 0.1, "the other station uses half of the air time: {alone:?}");
@@ -79,8 +80,7 @@ mod tests {
     #[test]
     fn moves_that_lose_packets_cost_throughput() {
         let span = Duration::from_secs(20);
-        let [with, without] =
-            [throughput::VIRTUAL, throughput::LOSSLESS].map(|series| throughput::IDLE.rates(1, series, span, 1));
+        let [with, without] = [throughput::VIRTUAL, throughput::LOSSLESS].map(|series| throughput::IDLE.rates(1, series, span, 1));
         assert!(without.1 == 0.0 && with.1 > 0.0, "{with:?} {without:?}");
         assert!(total(&with.0) < total(&without.0), "{with:?} {without:?}");
     }
@@ -88,7 +88,8 @@ mod tests {
     #[test]
     fn a_slow_interface_slows_the_other_station() {
         let span = Duration::from_secs(4);
-        let (three, alone) = (throughput::SHARED.rates(6, throughput::LOSSLESS, span, 1).0, throughput::SHARED.rates(1, throughput::RAW, span, 1).0);
+        let (three, alone) =
+            (throughput::SHARED.rates(6, throughput::LOSSLESS, span, 1).0, throughput::SHARED.rates(1, throughput::RAW, span, 1).0);
         assert!(three[3] < 0.5 * alone[3], "{three:?} against {alone:?}");
         assert!(total(&three) < total(&alone) * 1.5, "{three:?} against {alone:?}");
     }

@@ -1,8 +1,8 @@
 //! Figure 5: varying rate of large connections.
 
 use super::{
-    BOND, CO_BRAID, CO_KNOWN, CO_MOST, CO_WEIGHTED, NEARLY, ONLY_1, ONLY_2, PO_ROUND, PO_WEIGHTED, SMALL_RATE, Setup, Sweep, THROUGHPUT, gain_at,
-    is_about, most_gain, otherwise,
+    BOND, CO_BRAID, CO_KNOWN, CO_MOST, CO_WEIGHTED, NEARLY, ONLY_1, ONLY_2, PO_ROUND, PO_WEIGHTED, SMALL_RATE, Setup, Sweep, THROUGHPUT,
+    gain_at, is_about, most_gain, otherwise,
 };
 use crate::experiment::{About, Claim, Judgement, Paper, Results, Samples, Sampling, Summary};
 

@@ -5,12 +5,15 @@ use std::time::Duration;
 use braid_model::{ByteCount, Direction, Rate};
 use braid_netem::Profile;
 
-use super::{CO_MOST, CO_WEIGHTED, GRACE, LARGE, LARGE_RATE, ONLY_1, SMALL, SMALL_RATE, SPAN, THROUGHPUT, WITHIN, mbit, mbps, received, scheduler, within};
+use super::{
+    CO_MOST, CO_WEIGHTED, GRACE, LARGE, LARGE_RATE, ONLY_1, SMALL, SMALL_RATE, SPAN, THROUGHPUT, WITHIN, mbit, mbps, received, scheduler,
+    within,
+};
 use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Table};
 use crate::schedule::{NewStream, Scheduler, View};
 use crate::{
-    Arrivals, CapacityKnowledge, Class, DemandKnowledge, Knowledge, LinkSpec, LoadKnowledge, Outcome, Scenario, ServerLink, ServerSpec, Size,
-    simulate_with,
+    Arrivals, CapacityKnowledge, Class, DemandKnowledge, Knowledge, LinkSpec, LoadKnowledge, Outcome, Scenario, ServerLink, ServerSpec,
+    Size, simulate_with,
 };
 
 const SCHEDULERS: [&str; 3] = [ONLY_1, CO_WEIGHTED, CO_MOST];
@@ -41,7 +44,7 @@ static ABOUT: About = About {
               decides by its own: it has its own turns, counts the loads of its own connections only, and estimates each interface's bandwidth from \
               its own traffic (first 1 Mbit/s). Queues hold 500 packets, ten times those of dbas-3a. Connections are opened for 60 s; everything else is \
               as in dbas-3a. Packet-oriented schedulers are not in it. The paper confirmed its statement by simulations that it does not show. \
-              Five runs.",
+              At most five runs.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "DBAS scales with the number of clients: 50 carry as much as one", paper: "highly scalable" },
@@ -73,10 +76,12 @@ impl Experiment for Clients {
     fn assemble(&self, samples: &Samples) -> Results {
         let x = || Axis::new("clients", "").between(0.0, MOST);
         let mean = |name, series, clients| samples.summary(name, (series, clients)).mean;
-        let sum = Chart::lines("sum", "Throughput of all clients together", x(), Axis::new("throughput", "Mbit/s")).with(samples.series(THROUGHPUT));
+        let sum = Chart::lines("sum", "Throughput of all clients together", x(), Axis::new("throughput", "Mbit/s"))
+            .with(samples.series(THROUGHPUT));
         let fair = Chart::lines("fairness", "Fairness among the clients", x(), Axis::new("Jain's index", "").between(0.0, 1.0))
             .with(samples.series(FAIRNESS));
-        let head = ["clients", "Mbit/s until all have ended", "Mbit/s within the 60 s", "Jain's index", "least and most served", "estimates"];
+        let head =
+            ["clients", "Mbit/s until all have ended", "Mbit/s within the 60 s", "Jain's index", "least and most served", "estimates"];
         let table = CLIENTS.into_iter().fold(Table::new(CO_MOST, &head), |table, clients| {
             let value = |name| mean(name, CO_MOST, clients);
             table.row([
@@ -88,22 +93,21 @@ impl Experiment for Clients {
                 format!("{:.0} % of the capacities", value(ESTIMATED)),
             ])
         });
-        let (change, weighted) = (
-            samples.gain(THROUGHPUT, (CO_MOST, MOST), (CO_MOST, 1.0)),
-            samples.gain(THROUGHPUT, (CO_WEIGHTED, MOST), (CO_WEIGHTED, 1.0)),
-        );
+        let (change, weighted) =
+            (samples.gain(THROUGHPUT, (CO_MOST, MOST), (CO_MOST, 1.0)), samples.gain(THROUGHPUT, (CO_WEIGHTED, MOST), (CO_WEIGHTED, 1.0)));
         let least = CLIENTS.map(|clients| mean(FAIRNESS, CO_MOST, clients)).into_iter().fold(1.0, f64::min);
         let captured = CLIENTS.map(|clients| (mean(ESTIMATED, CO_MOST, clients), clients));
-        let (far, far_at) = captured.into_iter().fold((100.0_f64, 0.0), |far, one| if (one.0 - 100.0).abs() > (far.0 - 100.0).abs() { one } else { far });
+        let (far, far_at) =
+            captured.into_iter().fold((100.0_f64, 0.0), |far, one| if (one.0 - 100.0).abs() > (far.0 - 100.0).abs() { one } else { far });
         Results::default()
             .chart(sum)
             .chart(fair)
             .table(table)
             .comparison(ABOUT.claims[0].judge(
                 format!("{change:+.1} % from 1 to {MOST} clients; weighted round robin {weighted:+.1} %"),
-                Judgement::met_or_not(change.mean + change.half > -5.0),
+                Judgement::met_or_not(change.least() > -5.0),
                 format!(
-                    "Within the 60 s it is {:+.1} %.",
+                    "It is met if the interval excludes a loss of 5 %. Within the 60 s it is {:+.1} %.",
                     samples.gain(WITHIN, (CO_MOST, MOST), (CO_MOST, 1.0)).mean
                 ),
             ))

@@ -1,8 +1,8 @@
 //! Figure 6: one endless connection.
 
 use super::{
-    BOND, BOND_ROUND, BOND_WEIGHTED, CO_BRAID, CO_MOST, CO_ROUND, CO_WEIGHTED, IF1, ONLY_1, PO_ROUND, PO_WEIGHTED, SPAN, Setup, max_runs, mbps,
-    within,
+    BOND, BOND_ROUND, BOND_WEIGHTED, CO_BRAID, CO_MOST, CO_ROUND, CO_WEIGHTED, IF1, ONLY_1, PO_ROUND, PO_WEIGHTED, SPAN, Setup, max_runs,
+    mbps, within,
 };
 use crate::experiment::{
     About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series,

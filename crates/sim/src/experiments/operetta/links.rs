@@ -1,8 +1,8 @@
 //! Figures 4 and 9: varying bandwidth of IF1.
 
 use super::{
-    BOUND, DEFAULT, ENERGY, ENGR, IF1, IF3, LOWER, MATCH, MID, ROTATION, Setup, THROUGHPUT, WEIGHTED, XPUT, at_lower_loads, bound, charts, per_bit,
-    within,
+    BOUND, DEFAULT, ENERGY, ENGR, IF1, IF3, LOWER, MATCH, MID, ROTATION, Setup, THROUGHPUT, WEIGHTED, XPUT, at_lower_loads, bound, charts,
+    per_bit, within,
 };
 use crate::experiment::{
     About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series, Summary,
@@ -198,7 +198,8 @@ impl Experiment for Baselines {
         let ((low, high), (low2, high2)) = (between(&weighted), between(&rotation));
         let ahead = |gains: &[Summary]| gains.iter().filter(|gain| gain.mean > gain.half).count();
         let average = |ahead, behind| {
-            samples.per_run(|value| RATES.map(|rate| value(THROUGHPUT, (ahead, rate)) / value(THROUGHPUT, (behind, rate)) - 1.0).iter().sum())
+            samples
+                .per_run(|value| RATES.map(|rate| value(THROUGHPUT, (ahead, rate)) / value(THROUGHPUT, (behind, rate)) - 1.0).iter().sum())
         };
         let order = Summary::weakest([average(XPUT, WEIGHTED), average(WEIGHTED, ROTATION)]);
         let ratio = |value: &dyn Fn(&str, (&str, f64)) -> f64, rate| value(THROUGHPUT, (XPUT, rate)) / value(THROUGHPUT, (WEIGHTED, rate));

@@ -99,7 +99,8 @@ impl Experiment for Heterogeneity {
             )
         };
         let (whole, chunks) = (changes(CONNECTIONS), changes(PACKETS));
-        let share = |value: &dyn Fn(&str, (&str, f64)) -> f64, series| value(THROUGHPUT, (series, MOST)) / value(THROUGHPUT, (series, NOMINAL));
+        let share =
+            |value: &dyn Fn(&str, (&str, f64)) -> f64, series| value(THROUGHPUT, (series, MOST)) / value(THROUGHPUT, (series, NOMINAL));
         let worse = samples.per_run(|value| 100.0 * (share(value, PACKETS) - share(value, CONNECTIONS)));
         let within_lead = samples.gain(WITHIN, (PACKETS, MOST), (CONNECTIONS, MOST));
         let lead = [false, true].map(|rare| samples.gain(THROUGHPUT, (&name(PACKETS, rare), MOST), (&name(CONNECTIONS, rare), MOST)));
@@ -175,12 +176,13 @@ impl Experiment for Errors {
         let (under, over) = (change(THROUGHPUT, XPUT, FAR_UNDER), change(THROUGHPUT, XPUT, FAR_OVER));
         let (faster, dearer) = (change(THROUGHPUT, MID, FAR_OVER), change(ENERGY, MID, FAR_OVER));
         let target = (super::IF2.0 + 0.5 * (IF1.0 + super::IF3.0)) * super::PAYLOAD;
-        let slow = samples.summary(THROUGHPUT, (MID, FAR_UNDER));
+        let [slow, exact] = [FAR_UNDER, 0.0].map(|error| samples.summary(THROUGHPUT, (MID, error)));
         let half = |series: &str, error| {
             let series = format!("{series}{}", LOWER[1].0);
             samples.gain(THROUGHPUT, (&series, error), (&series, 0.0))
         };
-        let scale = format!("Algorithm 1 compares loads with each other. If all loads, old and new, are wrong by the same factor, its decisions do \
+        let scale = format!(
+            "Algorithm 1 compares loads with each other. If all loads, old and new, are wrong by the same factor, its decisions do \
                      not change. Only the bytes already moved do not scale, and these are few compared with hundreds of waiting streams. At half the load, with few waiting streams, throughput changes by \
                      {:+.1} % (α = 1) and {:+.1} % (0.5) at {FAR_UNDER} %, by {:+.1} % and {:+.1} % at +{FAR_OVER} %.",
             half(XPUT, FAR_UNDER),
@@ -212,14 +214,18 @@ impl Experiment for Errors {
                     "{:+.1} ± {:.1} % throughput, {:+.1} ± {:.1} % energy at +{FAR_OVER} %",
                     faster.mean, faster.half, dearer.mean, dearer.half
                 ),
-                Judgement::met_or_differs((faster.mean - 11.0).abs() < 5.0 && (dearer.mean - 14.0).abs() < 5.0, Summary::weakest([faster, dearer])),
+                Judgement::met_or_differs(
+                    (faster.mean - 11.0).abs() < 5.0 && (dearer.mean - 14.0).abs() < 5.0,
+                    Summary::weakest([faster, dearer]),
+                ),
                 scale,
             ))
             .comparison(ERROR.claims[3].judge(
-                format!("{:.2} Mbit/s at {FAR_UNDER} %, {target:.2} required", slow.mean),
-                Judgement::met_or_not(slow.mean < target),
-                "The offered load exceeds the required throughput. So the links in use are full and carry more than required, with any \
-                 estimate.",
+                format!("{:.2} Mbit/s at {FAR_UNDER} %, {:.2} without an error, {target:.2} required", slow.mean, exact.mean),
+                // Only what the error takes away is due to it.
+                Judgement::met_or_differs(slow.mean < target && exact.mean >= target, change(THROUGHPUT, MID, FAR_UNDER).negated()),
+                "Until the last stream has ended the throughput is below the requirement without an error, too: links are idle at the end. Within the 60 s \
+                 the offered load exceeds the requirement, and the links in use are full with any estimate.",
             ))
     }
 }

@@ -1,9 +1,12 @@
 //! Figure 3: varying share of participating servers.
 
 use super::{
-    BY_BOND, DEFAULT, ENERGY, ENGR, IF1, IF2, IF3, LOWER, MID, PAYLOAD, Setup, THROUGHPUT, WITHIN, XPUT, at_lower_loads, bound, charts, least, within,
+    BY_BOND, DEFAULT, ENERGY, ENGR, IF1, IF2, IF3, LOWER, MID, PAYLOAD, Setup, THROUGHPUT, WITHIN, XPUT, at_lower_loads, bound, charts,
+    least, within,
 };
-use crate::experiment::{About, Axis, Claim, Comparison, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Summary};
+use crate::experiment::{
+    About, Axis, Claim, Comparison, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Summary,
+};
 
 /// γ in percent.
 const MIXES: [f64; 6] = [0.0, 10.0, 25.0, 50.0, 75.0, 100.0];
@@ -27,7 +30,7 @@ static ABOUT: About = About {
         table_three!(),
         "γ, the share of streams to participating servers, is varied. The current OS uses IF3. In addition to the model of packet-oriented \
          streams, Braid's own bond is measured (real QUIC with Braid's controller on each interface, OPERETTA's weights at both ends). It \
-         carries these streams in competition with the connections of all other streams; its points are measured five times. The same at lower \
+         carries these streams in competition with the connections of all other streams; its points are measured at most five times. The same at lower \
          loads, without the bond; the claims are judged at Table III's."
     ),
     sampling: Sampling::Repeated,
@@ -37,7 +40,9 @@ static ABOUT: About = About {
         Claim { text: "α = 1 reaches the throughput optimum because a few servers participate", paper: "at γ = 25 %, not at 0" },
         Claim { text: "α = 0.5 gives up throughput for less energy as γ rises", paper: "both fall" },
         Claim { text: "α = 0 uses the interface of least energy per bit, whatever its throughput", paper: "IF2 alone" },
-        Claim { text: "The bond: α = 1 reaches the throughput optimum because a few servers participate", paper: "at γ = 25 %, not at 0" },
+        Claim {
+            text: "The bond: α = 1 reaches the throughput optimum because a few servers participate", paper: "at γ = 25 %, not at 0"
+        },
         Claim { text: "The bond: α = 0.5 gives up throughput for less energy as γ rises", paper: "both fall" },
         Claim { text: "The bond: α = 0 uses the interface of least energy per bit", paper: "IF2 alone" },
     ],

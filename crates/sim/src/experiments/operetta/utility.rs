@@ -21,10 +21,7 @@ static SWEEP: About = About {
     paper: Paper::Operetta,
     figure: "fig. 5",
     title: "OPERETTA over the utility",
-    setting: concat!(
-        table_three!(),
-        "γ is 25 %."
-    ),
+    setting: concat!(table_three!(), "γ is 25 %."),
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "α = 0 gives the least energy", paper: "all on the interface of least energy per bit" },

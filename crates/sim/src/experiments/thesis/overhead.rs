@@ -132,7 +132,11 @@ impl Experiment for Overhead {
         let (p99, gigabits) = (value("p99", most), PACKET.get() as f64 * 8.0 / last);
         let why = "The thesis visits flows that were served elsewhere one by one; here they are skipped 64 at a time.";
         results
-            .comparison(self.about.claims[0].judge(medians, Judgement::met_or_differs(last > 1.5 * first, Summary::exact(last - first)), why))
+            .comparison(self.about.claims[0].judge(
+                medians,
+                Judgement::met_or_differs(last > 1.5 * first, Summary::exact(last - first)),
+                why,
+            ))
             .comparison(self.about.claims[1].judge(format!("99 % within {p99:.0} ns"), Judgement::met_or_not(p99 < 2500.0), ""))
             .comparison(self.about.claims[2].judge(
                 format!("{gigabits:.0} Gb/s"),

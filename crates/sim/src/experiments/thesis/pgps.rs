@@ -47,9 +47,14 @@ static ABOUT: About = About {
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "A packet is at most so much later than in the fluid system (Theorem 5), with 12 interfaces", paper: "5.04 ms" },
-        Claim { text: "... because a fast interface diverts a slow one at most ⌈log2 n⌉ times (Lemma 5)", paper: "4.8 ms of the 5.04 ms" },
+        Claim {
+            text: "... because a fast interface diverts a slow one at most ⌈log2 n⌉ times (Lemma 5)", paper: "4.8 ms of the 5.04 ms"
+        },
         Claim { text: "With one interface it is at most one packet late (Lemmas 4 and 6)", paper: "0.012 to 0.12 ms" },
-        Claim { text: "A flow is at most so far behind the fluid system (Theorem 6)", paper: "Theorem 5's delay at the rate of its interfaces" },
+        Claim {
+            text: "A flow is at most so far behind the fluid system (Theorem 6)",
+            paper: "Theorem 5's delay at the rate of its interfaces",
+        },
         Claim { text: "With preferences, which packet finishes first depends on future flows (Theorem 7)", paper: "b first; a first" },
         Claim { text: "Without preferences it does not", paper: "b first either way" },
     ],

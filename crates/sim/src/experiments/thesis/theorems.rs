@@ -21,20 +21,25 @@ const EXACT: f64 = 1e-9;
 /// Two rates that differ by less than this share are the same.
 const SAME: f64 = 1e-6;
 const LARGEST: ByteCount = ByteCount::new(1500);
+/// The quantum of a flow of weight 1.
+const QUANTUM: f64 = LARGEST.get() as f64;
 
 /// A name, and whether what it says holds for the instance of these dice; `None` if it cannot be computed.
 type Check = (&'static str, fn(&mut Random) -> Option<bool>);
 
 /// What is checked.
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 11] = [
     ("Theorem 1, equal weights", |dice| proportional_is_fair(&problem(dice, false, false))),
     ("Theorem 1, the program of 3.3.1 with weights", |dice| program_is_fair(&problem(dice, true, false))),
     ("Theorem 2", |dice| rates_are_guaranteed(&problem(dice, true, false))),
     ("Theorem 3", delays_are_bounded),
     ("Theorem 4 and Lemmas 2 and 3, without demands", |dice| conditions_decide(&problem(dice, true, false))),
-    ("Lemma 9, one bit", |dice| lags_are_bounded(&problem(dice, true, false), Flags::Bit, true)),
-    ("Lemma 10, one bit", |dice| lags_are_bounded(&problem(dice, true, false), Flags::Bit, false)),
-    ("Lemma 10, service counter", |dice| lags_are_bounded(&problem(dice, true, false), Flags::COUNTED, false)),
+    ("Lemma 9, one bit", |dice| lags_are_bounded(&problem(dice, true, false), Flags::Bit, true, 0.0)),
+    ("Lemma 10, one bit", |dice| lags_are_bounded(&problem(dice, true, false), Flags::Bit, false, 0.0)),
+    ("Lemma 9, one bit, a quantum more", |dice| lags_are_bounded(&problem(dice, true, false), Flags::Bit, true, QUANTUM)),
+    ("Lemma 10, one bit, a quantum more", |dice| lags_are_bounded(&problem(dice, true, false), Flags::Bit, false, QUANTUM)),
+    ("Lemma 10, service counter", |dice| lags_are_bounded(&problem(dice, true, false), Flags::COUNTED, false, 0.0)),
+    ("Lemma 10, service counter, a quantum more", |dice| lags_are_bounded(&problem(dice, true, false), Flags::COUNTED, false, QUANTUM)),
 ];
 
 static ABOUT: About = About {
@@ -85,24 +90,22 @@ impl Experiment for Theorems {
     }
 
     fn assemble(&self, samples: &Samples) -> Results {
-        let all = |name: &str| -> Vec<f64> { (0..INSTANCES).flat_map(|instance| samples.values(name, (SERIES, instance as f64))).collect() };
+        let all =
+            |name: &str| -> Vec<f64> { (0..INSTANCES).flat_map(|instance| samples.values(name, (SERIES, instance as f64))).collect() };
         let share = |name: &str| {
             let found = all(name);
             (found.iter().sum::<f64>(), found.len())
         };
         let places = CHECKS.map(|(name, _)| name);
-        let bars: Vec<(f64, f64)> = CHECKS
-            .iter()
-            .enumerate()
-            .map(|(at, (name, _))| (at as f64, 100.0 * share(name).0 / share(name).1 as f64))
-            .collect();
+        let bars: Vec<(f64, f64)> =
+            CHECKS.iter().enumerate().map(|(at, (name, _))| (at as f64, 100.0 * share(name).0 / share(name).1 as f64)).collect();
         let chart = Chart::bars("", "Instances in which the theorem holds", &places, Axis::new("instances", "%").between(0.0, 100.0))
             .curve("holds", &bars);
         let (said, holds) = (
             |name: &str| format!("in {} of {} instances", share(name).0, share(name).1),
             |name: &str| Judgement::met_or_not(share(name).0 == share(name).1 as f64),
         );
-        let [one, weighted, guaranteed, bounded, decided, ninth, tenth, counted] = places;
+        let [one, weighted, guaranteed, bounded, decided, ninth, tenth, ninth_more, tenth_more, counted, counted_more] = places;
         let (unsplit, (demands, demands_text), (idle, idle_text)) = (unsplittable(), with_demands(), work_conserving());
         let judge = |claim: usize, name: &str, why: &str| ABOUT.claims[claim].judge(said(name), holds(name), why);
         Results::default()
@@ -137,12 +140,23 @@ impl Experiment for Theorems {
                 "A flow that has its demand breaks the chain of inequalities in the proof of Lemma 2.",
             ))
             .comparison(ABOUT.claims[7].judge(idle_text, Judgement::met_or_not(idle), "Without demands the lemma holds: Theorem 4's check includes it."))
-            .comparison(judge(8, ninth, "The derivation assumes that the flag counts turns, but it loses them (thesis-4-4)."))
+            .comparison(ABOUT.claims[8].judge(
+                format!("{}; with a quantum more: {}", said(ninth), said(ninth_more)),
+                holds(ninth),
+                "An interval that begins after a turn of one flow and ends after one of the other may exceed the bound by a quantum, which the lemma does \
+                 not consider. Its derivation also assumes that the flag counts turns, but it loses them (thesis-4-4). `decide::midrr` has the share of \
+                 pairs beyond the bound in 1,000 larger instances.",
+            ))
             .comparison(ABOUT.claims[9].judge(
-                format!("one bit: {}; with service counters: {}", said(tenth), said(counted)),
+                format!(
+                    "one bit: {}, with a quantum more {}; with service counters: {}, with a quantum more {}",
+                    said(tenth),
+                    said(tenth_more),
+                    said(counted),
+                    said(counted_more)
+                ),
                 holds(tenth),
-                "The difference grows with time where one bit gives other rates than max-min (thesis-4-4). With counters the lemma's bound is too small \
-                 for flows that several interfaces serve at once, but the difference does not make the rates unfair.",
+                "With one bit the difference grows with time where the rates are not max-min (thesis-4-4).",
             ))
     }
 }
@@ -176,7 +190,8 @@ fn program_is_fair(problem: &Problem) -> Option<bool> {
 
 fn rates_are_guaranteed(problem: &Problem) -> Option<bool> {
     let fair = solve(problem).ok()?;
-    let above = |(flow, rate): (usize, &f64)| rate_guarantee(problem, flow).is_some_and(|least| *rate >= least.bps() as f64 * (1.0 - EXACT));
+    let above =
+        |(flow, rate): (usize, &f64)| rate_guarantee(problem, flow).is_some_and(|least| *rate >= least.bps() as f64 * (1.0 - EXACT));
     Some(fair.rates_bps.iter().enumerate().all(above))
 }
 
@@ -238,8 +253,9 @@ fn greedy(problem: &Problem) -> Allocation {
     Allocation { rates_bps: split_bps.iter().map(|row| row.iter().sum()).collect(), split_bps }
 }
 
-/// Lemma 9 (`faster`) or 10 over ten spans of miDRR, after the first.
-fn lags_are_bounded(problem: &Problem, flags: Flags, faster: bool) -> Option<bool> {
+/// Lemma 9 (`faster`) or 10 over ten spans of miDRR, after the first, with bounds that are larger by `slack` bytes. An interval may begin and end within a
+/// turn, which the lemmas do not consider.
+fn lags_are_bounded(problem: &Problem, flags: Flags, faster: bool, slack: f64) -> Option<bool> {
     const INTERVALS: u32 = 10;
     let fair = solve(problem).ok()?;
     let groups = clusters(problem, &fair, EXACT);
@@ -272,8 +288,6 @@ fn lags_are_bounded(problem: &Problem, flags: Flags, faster: bool) -> Option<boo
         all.fold(ByteCount::ZERO, |sum, bin| sum + *bin)
     };
     let least = problem.flows.iter().map(|flow| flow.weight).fold(f64::INFINITY, f64::min);
-    // An interval may begin and end within a turn, which the lemmas do not consider: a quantum more.
-    let quantum = LARGEST.get() as f64;
     for i in 0..problem.flows.len() {
         for j in 0..problem.flows.len() {
             let shared = |link: &usize| problem.flows[i].links.contains(link) && service.by_link[j][*link] > ByteCount::ZERO;
@@ -281,10 +295,13 @@ fn lags_are_bounded(problem: &Problem, flags: Flags, faster: bool) -> Option<boo
             let same = i != j && cluster(i) == cluster(j);
             let serves_both = |link: &usize| shared(link) && service.by_link[i][*link] > ByteCount::ZERO;
             if faster && ratios[i] > ratios[j] * (1.0 + SAME) && (0..problem.links.len()).any(|link| shared(&link)) {
-                if metric <= lemma_9(LARGEST, least) - quantum {
+                if metric <= lemma_9(LARGEST, least) - slack {
                     return Some(false);
                 }
-            } else if !faster && same && (0..problem.links.len()).any(|link| serves_both(&link)) && metric.abs() >= lemma_10(quantum, LARGEST, least) + quantum
+            } else if !faster
+                && same
+                && (0..problem.links.len()).any(|link| serves_both(&link))
+                && metric.abs() >= lemma_10(QUANTUM, LARGEST, least) + slack
             {
                 return Some(false);
             }
@@ -300,7 +317,9 @@ fn unsplittable() -> (bool, String) {
         [0, 1, 2].map(|flow| if assignment >> flow & 1 == 1 { 2.0 / f64::from(slow) } else { 10.0 / f64::from(3 - slow) })
     };
     let lowest = |rates: &[f64; 3]| rates.iter().copied().fold(f64::INFINITY, f64::min);
-    let best = |score: &dyn Fn(&[f64; 3]) -> f64| (0..8).map(rates).fold([0.0; 3], |best, one| if score(&one) > score(&best) { one } else { best });
+    let best = |score: &dyn Fn(&[f64; 3]) -> f64| {
+        (0..8).map(rates).fold([0.0; 3], |best, one| if score(&one) > score(&best) { one } else { best })
+    };
     let (product, fair) = (best(&|rates| rates.iter().product()), best(&lowest));
     let text = |mut rates: [f64; 3]| {
         rates.sort_by(f64::total_cmp);
@@ -335,7 +354,11 @@ fn work_conserving() -> (bool, String) {
     let fair = solve(&problem).map(|fair| fair.rates_bps).unwrap_or_default();
     let conserving = !matches!(is_max_min(&problem, &allocation, SAME), Err(Violation::Idle { .. }));
     let gains = fair.iter().zip(&allocation.rates_bps).all(|(fair, now)| *fair >= now * (1.0 - SAME));
-    let text = format!("{} with m on 1 waste nothing that j or m may use; with m on 2 it is {} Mb/s", listed(&allocation.rates_bps), listed(&fair));
+    let text = format!(
+        "{} with m on 1 waste nothing that j or m may use; with m on 2 it is {} Mb/s",
+        listed(&allocation.rates_bps),
+        listed(&fair)
+    );
     (!(conserving && gains && fair[0] > allocation.rates_bps[0] * (1.0 + SAME)), text)
 }
 

@@ -6,7 +6,9 @@ use braid_model::{ByteCount, LinkSet, Time};
 use braid_netem::Random;
 
 use super::{WIFI_B, WIFI_G, Wifi};
-use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Summary, Table};
+use crate::experiment::{
+    About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Summary, Table,
+};
 use crate::tcp::TcpConfig;
 use crate::{Arrivals, Class, LinkPower, Medium, Scenario, Scheduling, Size, VirtualInterface, simulate, simulate_with};
 
@@ -79,11 +81,7 @@ pub(super) static SATURATED: Throughput = Throughput {
             "The saturated access point leaves an interface half of the air time here (14.4 Mbit/s), 41 % in the paper. Round-trip times \
              are twice as long there, so two of three turns are on the other access point.",
         ),
-        (
-            SEVERAL,
-            187.0,
-            "Both interfaces are used at the same time.",
-        ),
+        (SEVERAL, 187.0, "Both interfaces are used at the same time."),
     ],
 };
 
@@ -242,7 +240,8 @@ impl Throughput {
         let station = (WIFI_G, 0);
         let interfaces = self.interfaces.iter().chain([&station]);
         let interfaces: Vec<_> = interfaces.map(|(wifi, _)| wifi.interface(LinkPower::default())).collect();
-        let outcome = if series == RAW { simulate(&scenario) } else { simulate_with(&scenario, &mut VirtualInterface::new(&interfaces, true)) };
+        let outcome =
+            if series == RAW { simulate(&scenario) } else { simulate_with(&scenario, &mut VirtualInterface::new(&interfaces, true)) };
         let Ok(outcome) = outcome else { return (Vec::new(), f64::NAN) };
         let lost = 100.0 * outcome.counters.repeated as f64 / outcome.counters.segments.max(1) as f64;
         let rates = outcome.links.iter().map(|link| link.goodput.tx.per(span).bps() as f64 / 1e6).collect();
