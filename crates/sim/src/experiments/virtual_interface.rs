@@ -81,7 +81,7 @@ mod tests {
     fn moves_that_lose_packets_cost_throughput() {
         let span = Duration::from_secs(20);
         let [with, without] = [throughput::VIRTUAL, throughput::LOSSLESS].map(|series| throughput::IDLE.rates(1, series, span, 1));
-        assert!(without.1 == 0.0 && with.1 > 0.0, "{with:?} {without:?}");
+        assert!(with.1 > without.1, "{with:?} {without:?}");
         assert!(total(&with.0) < total(&without.0), "{with:?} {without:?}");
     }
 

@@ -234,6 +234,7 @@ mod tests {
         // The first client opens one huge connection; the second one's single small connection then sees two idle interfaces.
         let at = |millis| Arrivals::At(vec![braid_model::Time::from_millis(millis)]);
         scenario.workload[0] = Class::downloads("huge", at(0), Size::Fixed(ByteCount::new(5_000_000)));
+        scenario.workload[0].expected = Some(ByteCount::new(5_000_000));
         scenario.workload[2].arrivals = at(1000);
         scenario.workload.truncate(3);
         scenario.workload.remove(1);

@@ -36,7 +36,7 @@ static ABOUT: About = About {
     title: "One long-lived connection and a few short ones",
     setting: "Both interfaces have 2 Mbit/s. One connection is always backlogged; others are opened 0.25 times per second and move 0.285 \
               MB each. There are no small connections: with 13 per second, as in Table I, the second interface would be full in any case. \
-              Everything else is as in dbas-3a and dbas-3b, but throughput is the payload that arrives within 60 s. Schedulers know that \
+              Everything else is as in dbas-3a and dbas-3b, but throughput is the payload that arrives within 60 s, since the long connection does not end. Schedulers know that \
               the connection is long. The bond is as in dbas-3b.",
     sampling: Sampling::Repeated,
     claims: &[

@@ -259,7 +259,7 @@ impl Experiment for Baselines {
                     range(&xput).1,
                 ),
                 Judgement::met_or_not(range(&turns).1 < 90.0 && range(&even).1 < 90.0),
-                "As above: if the offered load exceeds the capacity of the links, a rotation in proportion to their rates fills them.",
+                "If the offered load exceeds the capacity of the links, a rotation in proportion to their rates fills them. Round robin is far from the optimum.",
             ))
             .comparison(BASELINES.claims[4].judge(
                 format!("{worst_low:+.1} to {worst_high:+.1} % over weighted round robin"),

@@ -67,7 +67,10 @@ impl Experiment for Sweep {
             .comparison(SWEEP.claims[1].judge(
                 format!("{most:.1} % of the optimum, energy {:+.0} % over α = 0", dearer.mean),
                 Judgement::met_or_differs(most > 97.0, Summary::weakest([faster, dearer])),
-                "",
+                format!(
+                    "Links are idle until the last stream has ended. Within the 60 s it is {:.1} % of the optimum.",
+                    100.0 * mean(WITHIN, (SERIES, 1.0)) / bound(IF1.0)
+                ),
             ))
             .comparison(SWEEP.claims[2].judge(
                 format!(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::fair::guarantees::{LeakyBucket, admit, fairness_metric, lemma_9, lemma_10, rate_guarantee};
+use braid_decide::fair::guarantees::{LeakyBucket, admit, lemma_9, lemma_10, rate_guarantee};
 use braid_decide::fair::instance::max_relative_deviation;
 use braid_decide::fair::pgps::{Packet, fluid};
 use braid_decide::fair::{Allocation, FairFlow, Problem, Violation, clusters, is_max_min, proportional, solve};
@@ -52,7 +52,7 @@ static ABOUT: About = About {
               program, which maximises the sum of log r, is compared with the weighted fair rates. Theorem 2: no rate is below the guarantee. \
               Theorem 3: bursty flows that conform to their buckets, in the fluid system. Theorem 4: its two conditions hold for the exact \
               allocation, and for a greedy one only if that is the exact one. Lemmas 9 and 10: miDRR with packets of 1,500 bytes and a quantum of \
-              1,500 bytes times the weight, over 100 s after the first 10 s.",
+              1,500 bytes times the weight, over all intervals of 100 s after the first 10 s, in steps of 0.1 s; a packet counts when it has been sent.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "The proportional fair allocation is max-min fair (Theorem 1), if all weights are equal", paper: "proven" },
@@ -253,14 +253,15 @@ fn greedy(problem: &Problem) -> Allocation {
     Allocation { rates_bps: split_bps.iter().map(|row| row.iter().sum()).collect(), split_bps }
 }
 
-/// Lemma 9 (`faster`) or 10 over ten spans of miDRR, after the first, with bounds that are larger by `slack` bytes. An interval may begin and end within a
+/// Lemma 9 (`faster`) or 10 over all intervals of 100 s of miDRR after the first 10 s, in steps of 0.1 s, with bounds that are larger by `slack` bytes. An interval may begin and end within a
 /// turn, which the lemmas do not consider.
 fn lags_are_bounded(problem: &Problem, flags: Flags, faster: bool, slack: f64) -> Option<bool> {
-    const INTERVALS: u32 = 10;
+    const SETTLING: u32 = 100;
+    const INTERVALS: u32 = 1000;
     let fair = solve(problem).ok()?;
     let groups = clusters(problem, &fair, EXACT);
     let cluster = |flow: usize| groups.iter().position(|group| group.flows.contains(&flow));
-    let span = Duration::from_secs(10);
+    let span = Duration::from_millis(100);
     let queued = |flow: &FairFlow| QueuedFlow {
         weight: flow.weight,
         links: flow.links.iter().fold(LinkSet::default(), |mut links, link| {
@@ -276,7 +277,7 @@ fn lags_are_bounded(problem: &Problem, flags: Flags, faster: bool, slack: f64) -
         flows: problem.flows.iter().map(queued).collect(),
         discipline: Discipline::Midrr(flags),
         quantum: LARGEST,
-        duration: span * (INTERVALS + 1),
+        duration: span * (SETTLING + INTERVALS),
         bin: span,
         starts: Vec::new(),
         seed: 1,
@@ -284,24 +285,35 @@ fn lags_are_bounded(problem: &Problem, flags: Flags, faster: bool, slack: f64) -
     let service = serve(&queueing).ok()?;
     let ratios = fair.ratios(problem);
     let sent = |flow: usize| {
-        let all = service.bins[flow].iter().skip(1).take(INTERVALS as usize);
-        all.fold(ByteCount::ZERO, |sum, bin| sum + *bin)
+        let all = service.bins[flow].iter().skip(SETTLING as usize).take(INTERVALS as usize);
+        all.map(move |bin| bin.get() as f64 / problem.flows[flow].weight)
+    };
+    // How far i falls behind j at most, and the largest difference of both, over all intervals.
+    let differences = |i: usize, j: usize| {
+        let (mut now, mut highest, mut lowest, mut deepest) = (0.0_f64, 0.0_f64, 0.0_f64, 0.0_f64);
+        for (mine, other) in sent(i).zip(sent(j)) {
+            now += mine - other;
+            highest = highest.max(now);
+            lowest = lowest.min(now);
+            deepest = deepest.min(now - highest);
+        }
+        (deepest, highest - lowest)
     };
     let least = problem.flows.iter().map(|flow| flow.weight).fold(f64::INFINITY, f64::min);
     for i in 0..problem.flows.len() {
         for j in 0..problem.flows.len() {
             let shared = |link: &usize| problem.flows[i].links.contains(link) && service.by_link[j][*link] > ByteCount::ZERO;
-            let metric = fairness_metric(sent(i), problem.flows[i].weight, sent(j), problem.flows[j].weight);
+            let (deepest, widest) = differences(i, j);
             let same = i != j && cluster(i) == cluster(j);
             let serves_both = |link: &usize| shared(link) && service.by_link[i][*link] > ByteCount::ZERO;
             if faster && ratios[i] > ratios[j] * (1.0 + SAME) && (0..problem.links.len()).any(|link| shared(&link)) {
-                if metric <= lemma_9(LARGEST, least) - slack {
+                if deepest <= lemma_9(LARGEST, least) - slack {
                     return Some(false);
                 }
             } else if !faster
                 && same
                 && (0..problem.links.len()).any(|link| serves_both(&link))
-                && metric.abs() >= lemma_10(QUANTUM, LARGEST, least) + slack
+                && widest >= lemma_10(QUANTUM, LARGEST, least) + slack
             {
                 return Some(false);
             }
