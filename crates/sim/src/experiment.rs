@@ -140,23 +140,6 @@ impl Paper {
             Self::Thesis => "Yap: Using all networks around us, Stanford University (2013)",
         }
     }
-
-    /// Where its results on real traffic are, as Markdown.
-    pub fn on_real_traffic(self) -> Option<&'static str> {
-        match self {
-            Self::Dnis | Self::Dbas | Self::Operetta => None,
-            Self::VirtualInterface => Some(
-                "On real traffic: [The ad-hoc device](benchmarks.md#the-ad-hoc-device) has tables 1 to 6 and graph 1, and [The ad-hoc device at access points](benchmarks.md#the-ad-hoc-device-at-access-points) tables 5 to 7, over emulated radios, beside the paper's values.",
-            ),
-            Self::Thesis => Some(
-                "On real traffic: [Running direct flows change their link](benchmarks.md#running-direct-flows-change-their-link) has figure 2.6, \
-                 [Late binding](benchmarks.md#late-binding) figures 2.14 to 2.19, \
-                 [Weights and preferences](benchmarks.md#weights-and-preferences-the-thesiss-figure-45-on-real-links) figure 4.5, and \
-                 [Handovers between access points](benchmarks.md#handovers-between-access-points) tables 5.1 and 5.2 and figures 5.7 and 5.8; \
-                 [A video in several copies](benchmarks.md#a-video-in-several-copies) figure 5.6.",
-            ),
-        }
-    }
 }
 
 /// How often each point of an experiment is measured.

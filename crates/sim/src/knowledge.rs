@@ -19,7 +19,8 @@ const UNLIMITED: Rate = Rate::from_mbps(100_000);
 pub(crate) struct Known {
     knowledge: Knowledge,
     demands: Vec<Demand>,
-    capacities: Vec<PerDirection<Capacity>>,
+    /// By client, then by link.
+    capacities: Vec<Vec<PerDirection<Capacity>>>,
 }
 
 /// The exact bytes that a new flow will move.
@@ -31,13 +32,13 @@ pub(crate) struct Truth {
 }
 
 impl Known {
-    pub(crate) fn new(knowledge: Knowledge, classes: usize, links: usize) -> Self {
+    pub(crate) fn new(knowledge: Knowledge, classes: usize, clients: usize, links: usize) -> Self {
         let first = match knowledge.capacity {
             CapacityKnowledge::Learnt { first } => first,
             CapacityKnowledge::Oracle => Rate::ZERO,
         };
         let capacity = Capacity::new(first, Time::ZERO);
-        Self { knowledge, demands: vec![Demand::default(); classes], capacities: vec![PerDirection::both(capacity); links] }
+        Self { knowledge, demands: vec![Demand::default(); classes], capacities: vec![vec![PerDirection::both(capacity); links]; clients] }
     }
 
     /// Expected bytes of a flow of `class`, and its expected main direction.
@@ -62,17 +63,17 @@ impl Known {
         self.knowledge.capacity != CapacityKnowledge::Oracle
     }
 
-    /// Learns from the bytes that a link moved in the last [`MEASURE`].
-    pub(crate) fn learn_capacity(&mut self, now: Time, link: usize, direction: Direction, moved: ByteCount, busy: Busy) {
-        self.capacities[link][direction].on_interval(now, moved, MEASURE, busy);
+    /// Learns from the bytes that a link moved for a client in the last [`MEASURE`].
+    pub(crate) fn learn_capacity(&mut self, now: Time, (client, link): (usize, usize), direction: Direction, moved: ByteCount, busy: Busy) {
+        self.capacities[client][link][direction].on_interval(now, moved, MEASURE, busy);
     }
 
-    /// Assumed capacity of a link; `truth` is its actual rate.
-    pub(crate) fn capacity(&self, now: Time, link: usize, direction: Direction, truth: &RateSource) -> Rate {
+    /// A client's assumed capacity of a link; `truth` is its actual rate.
+    pub(crate) fn capacity(&self, now: Time, (client, link): (usize, usize), direction: Direction, truth: &RateSource) -> Rate {
         match (self.knowledge.capacity, truth) {
             (CapacityKnowledge::Oracle, RateSource::Constant(rate)) => *rate,
             (CapacityKnowledge::Oracle, _) => UNLIMITED,
-            (CapacityKnowledge::Learnt { .. }, _) => self.capacities[link][direction].estimate(now).rate,
+            (CapacityKnowledge::Learnt { .. }, _) => self.capacities[client][link][direction].estimate(now).rate,
         }
     }
 }
@@ -83,7 +84,7 @@ mod tests {
     use crate::scenario::LoadKnowledge;
 
     fn known(demand: DemandKnowledge) -> Known {
-        Known::new(Knowledge { demand, capacity: CapacityKnowledge::Oracle, load: LoadKnowledge::Daemon }, 1, 1)
+        Known::new(Knowledge { demand, capacity: CapacityKnowledge::Oracle, load: LoadKnowledge::Daemon }, 1, 1, 1)
     }
 
     #[test]

@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod adhoc;
+pub mod coverage;
 mod energy;
 mod event;
 pub mod experiment;

@@ -30,6 +30,8 @@ pub struct Scenario {
     pub packets: Packets,
     /// The daemon's bond, which carries these streams instead of the model of [`Packets`].
     pub bond: Option<Bonding>,
+    /// Whether packets that are on their way over the old link when a live connection moves to another link are lost.
+    pub moves_lose: bool,
     /// TCP parameters of both ends of every connection.
     pub tcp: TcpConfig,
     /// Changes of links during the simulation.
@@ -58,6 +60,7 @@ impl Default for Scenario {
             knowledge: Knowledge::default(),
             packets: Packets::default(),
             bond: None,
+            moves_lose: false,
             tcp: TcpConfig::default(),
             changes: Vec::new(),
             battery: None,

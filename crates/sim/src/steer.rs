@@ -8,11 +8,12 @@ use braid_model::{LinkSet, PerDirection, Traffic};
 use crate::event::Event;
 use crate::scenario::LoadKnowledge;
 use crate::schedule::{LinkView, NewStream, View};
+use crate::tcp::Packet;
 use crate::world::World;
 
 impl World<'_> {
     /// Reports the round-trip times to the scheduler, and moves the connections that it reassigns. Packets in flight still arrive over the
-    /// old link.
+    /// old link, unless [`moves_lose`](crate::Scenario::moves_lose).
     pub(crate) fn on_steer(&mut self) {
         let Some(every) = self.scheduler.steers() else { return };
         self.queue.push(self.now + every, Event::Steer);
@@ -22,6 +23,12 @@ impl World<'_> {
         for id in self.living.clone() {
             self.steer(id);
         }
+    }
+
+    /// Whether the packet's connection has moved away from the packet's link since it was sent. Packets of closed connections are not.
+    pub(crate) fn left_behind(&self, packet: &Packet) -> bool {
+        let connection = self.connections.get(packet.connection as usize);
+        connection.is_some_and(|connection| connection.has_left(packet))
     }
 
     /// Mean round-trip time over the connections that are on a link, or ended on it since the last call, and that have a measurement.
@@ -45,7 +52,7 @@ impl World<'_> {
             new.allowed = new.allowed - LinkSet::only(link);
         }
         let mut views = Vec::new();
-        let (packet_load, packet_links) = self.view_links(&mut views);
+        let (packet_load, packet_links) = self.view_links(&mut views, self.client(new.class));
         let battery = self.scenario.battery.is_some().then(|| self.battery_level());
         let view = View { now: self.now, links: &views, packet_load, packet_links, battery };
         let chosen = self.scheduler.steer(&view, &new, current);
@@ -59,20 +66,23 @@ impl World<'_> {
         }
     }
 
-    /// Fills in the schedulers' view of the links. Returns, for all packet-oriented streams together, their load per direction and the links
+    /// Fills in a client's view of the links. Returns, for all packet-oriented streams together, their load per direction and the links
     /// that all of them may use.
-    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> (Traffic, LinkSet) {
+    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>, client: usize) -> (Traffic, LinkSet) {
         let mut packet_load = Traffic::default();
         let mut packet_links = self.scenario.all_links();
         views.clear();
         views.extend((0..self.scenario.links.len()).map(|link| LinkView {
-            rate: PerDirection::from_fn(|direction| self.capacity(link, direction)),
+            rate: PerDirection::from_fn(|direction| self.capacity_for(client, link, direction)),
             load: Traffic::default(),
             flows: 0,
             extra_power: self.scenario.links[link].power.extra(),
         }));
         for id in &self.living {
             let stream = &self.streams[*id as usize];
+            if self.client(stream.class) != client {
+                continue;
+            }
             let moved = stream.moved.sum();
             let load = match self.scenario.knowledge.load {
                 LoadKnowledge::Daemon => remaining(stream.expected, moved),

@@ -22,6 +22,8 @@ pub struct Class {
     pub other: ByteCount,
     /// Index of its server.
     pub server: usize,
+    /// The client that opens the flows. Clients share the links, but each has its own estimates of loads and capacities.
+    pub client: usize,
     /// The links it may use (Π); `None` allows all.
     pub links: Option<LinkSet>,
     /// Overrides the expected bytes of a flow, regardless of the scheduler's knowledge.
@@ -38,6 +40,7 @@ impl Class {
             direction: Direction::Down,
             other: ByteCount::new(300),
             server: 0,
+            client: 0,
             links: None,
             expected: None,
         }

@@ -20,7 +20,7 @@ use crate::scenario::{Change, Scenario, ScenarioError};
 use crate::schedule::{LinkView, NewStream, Scheduler, View, scheduler};
 use crate::stats::{Counters, FlowOutcome, LinkBins, LinkOutcome, Outcome};
 use crate::stream::{Sink, Source, Stream};
-use crate::tcp::Packet;
+use crate::tcp::{HEADERS, Packet};
 use crate::workload::{Generator, Size};
 use air::Air;
 use bonded::Bonded;
@@ -74,8 +74,9 @@ pub(crate) struct World<'a> {
     pub(crate) paths: Vec<PathView>,
     weights: Vec<f64>,
     views: Vec<LinkView>,
-    /// Bytes that each link had carried at the last measurement of capacities.
-    measured: Vec<Traffic>,
+    /// Bytes that each client received over each link, with headers, and those that were known at the last measurement of capacities.
+    received: Vec<Vec<Traffic>>,
+    measured: Vec<Vec<Traffic>>,
     battery: Vec<f64>,
     pub(crate) counters: Counters,
     /// The bond that carries packet-oriented streams, if there is one.
@@ -94,6 +95,7 @@ impl<'a> World<'a> {
             }
         }
         let links = scenario.links.len();
+        let clients = scenario.workload.iter().map(|class| class.client + 1).max().unwrap_or(1);
         let spreader = || scheduler.packet_scheduler(&scenario.packets);
         let spreaders = PerDirection::from_fn(|_| spreader());
         let generators = scenario.workload.iter().map(|_| Generator::new(seeds.next())).collect();
@@ -112,7 +114,7 @@ impl<'a> World<'a> {
             meters: vec![Meter::default(); links],
             bins: (0..links).map(|_| LinkBins::default()).collect(),
             generators,
-            known: Known::new(scenario.knowledge, scenario.workload.len(), links),
+            known: Known::new(scenario.knowledge, scenario.workload.len(), clients, links),
             dice,
             streams: Vec::new(),
             living: Vec::new(),
@@ -124,7 +126,8 @@ impl<'a> World<'a> {
             paths: Vec::new(),
             weights: vec![1.0 / links as f64; links],
             views: Vec::new(),
-            measured: vec![Traffic::default(); links],
+            received: vec![vec![Traffic::default(); links]; clients],
+            measured: vec![vec![Traffic::default(); links]; clients],
             battery: Vec::new(),
             counters: Counters::default(),
             bonded,
@@ -253,6 +256,7 @@ impl<'a> World<'a> {
     /// Delivers a packet to its destination host.
     fn hand_over(&mut self, parcel: Parcel) {
         match parcel {
+            Parcel::Segment(packet) if self.scenario.moves_lose && self.left_behind(&packet) => {}
             Parcel::Segment(packet) => self.arrive(packet),
             Parcel::Datagram(datagram) => self.arrive_bonded(&datagram),
         }
@@ -391,7 +395,7 @@ impl<'a> World<'a> {
     /// Calls the scheduler, and applies its weights.
     fn decide(&mut self, new: &NewStream, spread: bool) -> Option<usize> {
         let mut views = std::mem::take(&mut self.views);
-        let (packet_load, packet_links) = self.view_links(&mut views);
+        let (packet_load, packet_links) = self.view_links(&mut views, self.client(new.class));
         let battery = self.scenario.battery.is_some().then(|| self.battery_level());
         let view = View { now: self.now, links: &views, packet_load, packet_links, battery };
         let link = if spread {
@@ -427,9 +431,24 @@ impl<'a> World<'a> {
     // Estimates and results.
 
     pub(crate) fn capacity(&self, link: usize, direction: Direction) -> braid_model::Rate {
+        self.capacity_for(0, link, direction)
+    }
+
+    pub(crate) fn capacity_for(&self, client: usize, link: usize, direction: Direction) -> braid_model::Rate {
         let unlimited = RateSource::Unlimited;
         let truth = self.client_link(link, direction).map_or(&unlimited, |link| &link.profile().rate);
-        self.known.capacity(self.now, link, direction, truth)
+        self.known.capacity(self.now, (client, link), direction, truth)
+    }
+
+    /// The client of a class.
+    pub(crate) fn client(&self, class: usize) -> usize {
+        self.scenario.workload[class].client
+    }
+
+    /// Counts data that arrived, for the estimates of its client.
+    pub(crate) fn on_received(&mut self, class: usize, link: usize, direction: Direction, amount: ByteCount) {
+        let client = self.client(class);
+        self.received[client][link][direction] += amount + HEADERS;
     }
 
     pub(crate) fn weight(&self, link: usize) -> f64 {
@@ -442,11 +461,22 @@ impl<'a> World<'a> {
 
     /// Passes the traffic of the links to the estimators. Queues are detected as in the daemon: by round-trip times.
     fn on_measure(&mut self) {
+        for client in 0..self.received.len() {
+            self.measure(client);
+        }
+        for id in &self.living {
+            let stream = &mut self.streams[*id as usize];
+            stream.measured = stream.moved;
+        }
+        self.queue.push(self.now + MEASURE, Event::Measure);
+    }
+
+    fn measure(&mut self, client: usize) {
         for link in 0..self.scenario.links.len() {
             let mut busy = PerDirection::<Busy>::default();
             for connection in self.connections.iter().filter(|connection| connection.is_on(link)) {
                 let stream = &self.streams[connection.path.stream as usize];
-                if stream.moved == stream.measured {
+                if stream.moved == stream.measured || self.client(stream.class) != client {
                     continue;
                 }
                 let busy = &mut busy[stream.direction];
@@ -456,17 +486,13 @@ impl<'a> World<'a> {
             }
             for side in Direction::ALL {
                 busy[side].destinations = busy[side].flows.min(self.scenario.servers.len() as u32);
-                let carried = self.bins[link].carried[side];
-                let moved = carried.saturating_sub(self.measured[link][side]);
-                self.measured[link][side] = carried;
-                self.known.learn_capacity(self.now, link, side, moved, busy[side]);
+                // A single client counts what the link carries, as the daemon does.
+                let carried = if self.received.len() == 1 { self.bins[link].carried[side] } else { self.received[client][link][side] };
+                let moved = carried.saturating_sub(self.measured[client][link][side]);
+                self.measured[client][link][side] = carried;
+                self.known.learn_capacity(self.now, (client, link), side, moved, busy[side]);
             }
         }
-        for id in &self.living {
-            let stream = &mut self.streams[*id as usize];
-            stream.measured = stream.moved;
-        }
-        self.queue.push(self.now + MEASURE, Event::Measure);
     }
 
     fn close_bin(&mut self) {

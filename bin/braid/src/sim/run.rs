@@ -13,6 +13,7 @@ use braid_model::Time;
 use braid_peer::keys::KeyPair;
 use braid_peer::tls;
 use braid_sim::Quic;
+use braid_sim::coverage;
 use braid_sim::experiment::{Experiment, Job, Judgement, Machine, Report, Sample, Samples, Sampling, Setting, Summary, conclude, markdown};
 
 use super::progress::Progress;
@@ -99,7 +100,7 @@ pub(super) fn write_page(folder: &Path, reports: &[Report]) -> anyhow::Result<()
     let plots = folder.join("reproduction");
     create(&plots)?;
     write_plots(&plots, reports)?;
-    write(&folder.join("reproduction.md"), &markdown(reports, "reproduction"))
+    write(&folder.join("reproduction.md"), &markdown(reports, "reproduction", &coverage::list(reports)))
 }
 
 fn write_plots(folder: &Path, reports: &[Report]) -> anyhow::Result<()> {
@@ -155,7 +156,7 @@ fn comparisons(page: &mut Page<'_>, report: &Report) -> io::Result<()> {
     let row = |comparison: &braid_sim::experiment::Comparison| {
         let tone = match comparison.judgement {
             Judgement::Met => Tone::Good,
-            Judgement::Differs => Tone::Doubtful,
+            Judgement::Differs | Judgement::NotTested => Tone::Doubtful,
             Judgement::NotMet => Tone::Bad,
         };
         let texts = [comparison.claim.text, comparison.claim.paper, &comparison.here].map(|text| cell(Some(text)));

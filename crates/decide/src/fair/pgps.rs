@@ -9,7 +9,7 @@
 //!
 //! **Theorems 5 and 6 do not bound it**, even with the future known, once flows have preferences. Lemma 5 assumes that a fast link delays a slow one
 //! once, and then only links that are late themselves. But a link may be diverted repeatedly: flow b may use both of two equal links, and its packets
-//! arrive one at a time, each just before link 1 becomes free and just after link 2 has started a packet of a flow of small weight. In the fluid
+//! arrive one at a time, each just before link 1 becomes free and just after link 2 has started a packet of a flow of small weight ([`counterexample`]). In the fluid
 //! system link 2 serves b at once. In PGPS link 1 does, because b's packet is due before those of the k flows that share link 1, all of which are due
 //! after k packets' time. So these wait until then and finish up to k - 1 packets late, for any k, where the theorem says three. In a test below, k =
 //! 10 gives 108 ms instead of 36, and a flow is 13.5 kB behind instead of 4.5. If every flow may use every link, random instances stay below 0.4 of
@@ -17,7 +17,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use braid_model::{ByteCount, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 use super::{FairFlow, Problem, ProblemError, solve};
 
@@ -164,6 +164,29 @@ pub fn packets(problem: &Problem, arrivals: &[Packet]) -> Result<Vec<Option<Sent
     }
 }
 
+/// The counterexample to Theorems 5 and 6: link 0 is diverted for as long as the packets of its `flows` flows are not due.
+///
+/// Links 0 and 1 have `rate`; `others` are further links, which no flow may use, so that n, C_min and C_max can be those of any example. Flows 0 to
+/// `flows` - 1 have one packet each and may use link 0; the next flow may use both links, and its packets arrive just before link 0 becomes free and
+/// just after link 1 has started a packet; two flows of small weight keep the links busy, the first of them link 1, the second link 0.
+pub fn counterexample(rate: Rate, largest_packet: ByteCount, flows: usize, others: &[Rate]) -> (Problem, Vec<Packet>) {
+    let mut problem = Problem { links: [&[rate, rate], others].concat(), flows: vec![FairFlow::backlogged(1.0, &[0]); flows] };
+    problem.flows.push(FairFlow::backlogged(1.0, &[0, 1]));
+    problem.flows.push(FairFlow::backlogged(1e-3, &[1]));
+    problem.flows.push(FairFlow::backlogged(1e-3, &[0]));
+    let span = rate.time_for(largest_packet);
+    // Link 0 is a fifteenth of a packet ahead of link 1.
+    let shorter = largest_packet.saturating_sub(ByteCount::new(largest_packet.get() / 15));
+    let packet = |flow, size, arrival| Packet { flow, size, arrival };
+    let mut arrivals: Vec<Packet> =
+        (0..flows).map(|flow| packet(flow, if flow == 0 { shorter } else { largest_packet }, Time::ZERO)).collect();
+    let fill = (0..2 * flows).flat_map(|_| [flows + 1, flows + 2]);
+    arrivals.extend(fill.map(|flow| packet(flow, largest_packet, Time::ZERO)));
+    let first = Time::ZERO + rate.time_for(shorter).saturating_sub(span / 120);
+    arrivals.extend((0..flows.saturating_sub(1)).map(|count| packet(flows, largest_packet, first + span * count as u32)));
+    (problem, arrivals)
+}
+
 fn check(problem: &Problem, arrivals: &[Packet]) -> Result<(), ArrivalError> {
     problem.validate()?;
     for (packet, facts) in arrivals.iter().enumerate() {
@@ -190,7 +213,6 @@ fn time(seconds: f64) -> Time {
 mod tests {
     use super::*;
     use crate::fair::guarantees;
-    use braid_model::Rate;
 
     /// L of the thesis's example: 12,000 bits, 12 ms at 1 Mb/s.
     const LONG: ByteCount = ByteCount::new(1500);
@@ -256,19 +278,13 @@ mod tests {
     /// Theorems 5 and 6 fail: link 1 is diverted for as long as its ten flows' packets are not due.
     #[test]
     fn counterexample_to_the_bounds() {
-        let flows: u64 = 10;
-        let mut problem = problem(2, &[[0].as_slice(); 10]);
-        problem.flows.push(FairFlow::backlogged(1.0, &[0, 1]));
-        problem.flows.push(FairFlow::backlogged(1e-3, &[1]));
-        problem.flows.push(FairFlow::backlogged(1e-3, &[0]));
-        let mut arrivals: Vec<Packet> = (0..flows).map(|flow| at(0, flow as usize, if flow == 0 { 1400 } else { 1500 })).collect();
-        arrivals.extend((0..20).flat_map(|_| [at(0, 11, 1500), at(0, 12, 1500)]));
+        let flows = 10;
         // Link 1 is free at 11.2 ms, 23.2 ms, ..., link 2 at 12 ms, 24 ms, ...
-        arrivals.extend((0..flows - 1).map(|packet| at(11_100 + packet * 12_000, 10, 1500)));
+        let (problem, arrivals) = counterexample(Rate::from_mbps(1), LONG, flows, &[]);
         let (fluid, sent) = (fluid(&problem, &arrivals).expect("valid"), packets(&problem, &arrivals).expect("valid"));
         let finish = |packet: usize| (fluid[packet].expect("served"), sent[packet].expect("sent").finish);
         assert!((0..arrivals.len()).filter(|packet| arrivals[*packet].flow == 10).all(|packet| sent[packet].is_some_and(|s| s.link == 0)));
-        let late = (0..flows as usize).map(|packet| finish(packet).1.since(finish(packet).0)).max().expect("packets");
+        let late = (0..flows).map(|packet| finish(packet).1.since(finish(packet).0)).max().expect("packets");
         let bound = guarantees::pgps_delay_bound(&problem.links, LONG);
         assert_eq!((late.as_micros(), bound.as_micros()), (107_988, 36_000));
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::results::{Results, Table};
-use super::{About, Paper, Sampling, Setting};
+use super::{About, Judgement, Paper, Sampling, Setting};
 
 /// An experiment with its results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -32,41 +32,49 @@ impl Report {
     }
 }
 
-/// The Markdown page of all experiments. It links to the plots in `folder`, a path relative to the page.
-pub fn markdown(reports: &[Report], folder: &str) -> String {
-    let mut page = String::from(
+/// The Markdown page of all experiments, with the list of what the papers claim (`coverage::list`) before them. It links to the plots in `folder`, a
+/// path relative to the page.
+pub fn markdown(reports: &[Report], folder: &str, list: &str) -> String {
+    let repeated = reports.iter().find(|report| report.about.sampling == Sampling::Repeated);
+    let sampling = repeated.map_or_else(String::new, |report| format!(" --runs {} --seed {}", report.setting.runs, report.setting.seed));
+    let mut page = format!(
         "# The papers' results, reproduced\n\n\
-         `braid sim report --out docs` generates this page. It runs the experiments of the papers that Braid is based on in a simulator, with the\n\
-         scheduling code of the daemon, and compares the claims of the papers with the results. *Met*: the result is as claimed. *Differs*: the\n\
-         effect has the same direction but another size. *Not met*: the result contradicts the claim.\n",
+         `braid sim report --out docs{sampling}` generates this page. It runs the experiments of the papers that Braid is based on in a simulator,\n\
+         with the scheduling code of the daemon, and compares the claims of the papers with the results. *Met*: the result is as claimed. *Differs*:\n\
+         the effect has the same direction but another size; no effect, or one in the opposite direction, never is. *Not met*: the result contradicts\n\
+         the claim, or the runs do not show the effect. *Not tested*: the result follows from a number that was put in.\n",
     );
-    if let Some(report) = reports.iter().find(|report| report.about.sampling == Sampling::Repeated) {
+    if let Some(report) = repeated {
         let Setting { runs, seed } = report.setting;
         let _ = writeln!(page, "\nSeed {seed}, {runs} runs of each point; whiskers and ± are 95 % confidence intervals (Student's t).");
     }
     summary(&mut page, reports);
+    page.push_str(list);
     let mut paper: Option<Paper> = None;
     for report in reports {
         if paper != Some(report.about.paper) {
             let _ = writeln!(page, "\n## {}", cell(report.about.paper.citation()));
             paper = Some(report.about.paper);
-            if let Some(text) = report.about.paper.on_real_traffic() {
-                let _ = writeln!(page, "\n{text}");
-            }
         }
         section(&mut page, report, folder);
     }
     page
 }
 
-/// Table of the experiments, with the number of claims that are met.
+/// Table of the experiments, with the judgements of their claims, and the sums.
 fn summary(page: &mut String, reports: &[Report]) {
-    page.push_str("\n| experiment | shows | claims met |\n|---|---|---|\n");
+    let judgements = |report: &Report| report.results.comparisons.iter().map(|comparison| comparison.judgement).collect::<Vec<Judgement>>();
+    let all: Vec<Judgement> = reports.iter().flat_map(judgements).collect();
+    let _ = writeln!(page, "\n{} claims: {}.", all.len(), Judgement::counts(&all));
+    page.push_str("\n| experiment | shows | claims |\n|---|---|---|\n");
     for report in reports {
-        let comparisons = &report.results.comparisons;
-        let met = comparisons.iter().filter(|comparison| comparison.judgement == super::Judgement::Met).count();
-        let met = if comparisons.is_empty() { "-".to_owned() } else { format!("{met} of {}", comparisons.len()) };
-        let _ = writeln!(page, "| [{0}](#{0}) | {1} | {met} |", report.about.name, cell(report.about.title));
+        let _ = writeln!(
+            page,
+            "| [{0}](#{0}) | {1} | {2} |",
+            report.about.name,
+            cell(report.about.title),
+            Judgement::counts(&judgements(report))
+        );
     }
 }
 
@@ -160,16 +168,19 @@ mod tests {
     fn the_page_compares_claims_with_results() {
         let report = report(&Line { comparisons: 1, asked: "y" }).unwrap();
         assert_eq!(report.plots()[0].0, "thesis-0-grown.svg");
-        let page = markdown(&[report], "plots");
+        let page = markdown(&[report], "plots", "\nThe list.\n");
         for wanted in [
+            "`braid sim report --out docs --runs 2 --seed 7` generates this page",
             "Seed 7, 2 runs",
-            "| [thesis-0](#thesis-0) | A line | 1 of 1 |",
+            "1 claims: met.",
+            "| [thesis-0](#thesis-0) | A line | met |",
             "## Yap",
             "![A line](plots/thesis-0-grown.svg)",
             "| x | y |\n|---|---|\n| 1 | 2 |",
             "| It grows | a\\|b | so | met |",
             "*It grows*: It must.",
             "A note.",
+            "\nThe list.\n",
             "`braid sim run thesis-0 --runs 2 --seed 7`",
         ] {
             assert!(page.contains(wanted), "{wanted} in {page}");

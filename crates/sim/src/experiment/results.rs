@@ -6,6 +6,8 @@ use serde::Serialize;
 
 use braid_plot::Chart;
 
+use super::stats::Summary;
+
 /// All results of an experiment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Results {
@@ -127,19 +129,43 @@ pub enum Judgement {
     Met,
     /// The effect has the same direction but another size.
     Differs,
-    /// The result contradicts the claim.
+    /// The result contradicts the claim: it has the opposite direction, shows no effect, or is outside the bound of the claim.
     NotMet,
+    /// The result follows from a number that was put in, so the run does not test the claim.
+    NotTested,
 }
 
 impl Judgement {
-    /// [`Met`](Self::Met) if `met`, else [`Differs`](Self::Differs).
-    pub fn met_or_differs(met: bool) -> Self {
-        if met { Self::Met } else { Self::Differs }
+    /// All judgements, in the order of the page.
+    pub const ALL: [Self; 4] = [Self::Met, Self::Differs, Self::NotMet, Self::NotTested];
+
+    /// Judges a claim about an effect. `effect` is the measured effect with the sign that makes the claimed direction positive.
+    ///
+    /// [`NotMet`](Self::NotMet) if the confidence interval of the effect is not entirely above zero, whatever `met` is: an effect in the opposite
+    /// direction, no effect, and no number are never [`Met`](Self::Met) or [`Differs`](Self::Differs). Otherwise [`Met`](Self::Met) if `met`, else
+    /// [`Differs`](Self::Differs).
+    pub fn met_or_differs(met: bool, effect: Summary) -> Self {
+        match (effect.least() > 0.0, met) {
+            (true, true) => Self::Met,
+            (true, false) => Self::Differs,
+            (false, _) => Self::NotMet,
+        }
     }
 
-    /// [`Met`](Self::Met) if `met`, else [`NotMet`](Self::NotMet).
+    /// Judges a claim without a direction (a bound, an equality, an order): [`Met`](Self::Met) if `met`, else [`NotMet`](Self::NotMet).
     pub fn met_or_not(met: bool) -> Self {
         if met { Self::Met } else { Self::NotMet }
+    }
+}
+
+impl Judgement {
+    /// "2 met, 1 differs", for example; a single one without its number.
+    pub fn counts(judgements: &[Self]) -> String {
+        let count = |judgement: &Self| judgements.iter().filter(|one| *one == judgement).count();
+        let some = Self::ALL.iter().map(|judgement| (judgement, count(judgement))).filter(|(_, count)| *count > 0);
+        let texts =
+            some.map(|(judgement, count)| if judgements.len() == 1 { judgement.to_string() } else { format!("{count} {judgement}") });
+        texts.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -149,6 +175,49 @@ impl fmt::Display for Judgement {
             Self::Met => "met",
             Self::Differs => "differs",
             Self::NotMet => "not met",
+            Self::NotTested => "not tested",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn only_an_effect_in_the_claimed_direction_differs(mean in -1e6..1e6_f64, half in 0.0..1e6_f64, met in any::<bool>()) {
+            let effect = Summary { count: 15, mean, deviation: 0.0, half };
+            let judged = Judgement::met_or_differs(met, effect);
+            prop_assert_eq!(judged == Judgement::NotMet, mean - half <= 0.0);
+            prop_assert_eq!(judged == Judgement::Met, met && mean - half > 0.0);
+            // The opposite effect of the same size is never as claimed.
+            if mean - half > 0.0 {
+                prop_assert_eq!(Judgement::met_or_differs(met, effect.negated()), Judgement::NotMet);
+            }
+        }
+
+        #[test]
+        fn measured_runs_without_an_effect_never_differ(values in prop::collection::vec(0.1..10.0_f64, 1..20), met in any::<bool>()) {
+            // Each run and its opposite: the mean is zero.
+            let both: Vec<f64> = values.iter().flat_map(|value| [*value, -*value]).collect();
+            prop_assert_eq!(Judgement::met_or_differs(met, Summary::of(&both)), Judgement::NotMet);
+            let all_down: Vec<f64> = values.iter().map(|value| -value).collect();
+            prop_assert_eq!(Judgement::met_or_differs(met, Summary::of(&all_down)), Judgement::NotMet);
+        }
+    }
+
+    #[test]
+    fn judgements_are_counted() {
+        assert_eq!(Judgement::counts(&[Judgement::NotMet, Judgement::Met, Judgement::NotMet]), "1 met, 2 not met");
+        assert_eq!(Judgement::counts(&[Judgement::Differs]), "differs");
+    }
+
+    #[test]
+    fn no_number_is_no_effect() {
+        assert_eq!(Judgement::met_or_differs(true, Summary::of(&[])), Judgement::NotMet);
+        assert_eq!(Judgement::met_or_differs(true, Summary::exact(0.0)), Judgement::NotMet);
+        assert_eq!(Judgement::met_or_differs(true, Summary::exact(0.1)), Judgement::Met);
     }
 }

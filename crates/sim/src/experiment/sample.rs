@@ -56,6 +56,19 @@ impl Samples {
         Summary::of(&pairs.map(|(value, base)| (value / base - 1.0) * 100.0).collect::<Vec<_>>())
     }
 
+    /// Statistics of a number that is computed from all points of one run: `of` gets the values of a run by name and point, and the result is
+    /// computed for each run that every point has.
+    pub fn per_run(&self, of: impl Fn(&dyn Fn(&str, (&str, f64)) -> f64) -> f64) -> Summary {
+        let runs = self.0.iter().map(|(job, _)| job.index).max().map_or(0, |last| last + 1);
+        let number = |run: u32| {
+            of(&|name, (series, x)| {
+                let mut at = self.0.iter().filter(|(job, _)| job.index == run && job.point.series == series && job.point.x == x);
+                at.find_map(|(_, sample)| sample.values.get(name)).copied().unwrap_or(f64::NAN)
+            })
+        };
+        Summary::of(&(0..runs).map(number).filter(|number| !number.is_nan()).collect::<Vec<_>>())
+    }
+
     /// The curve `name` of the first run at one point; empty if there is none.
     pub fn curve(&self, name: &str, at: (&str, f64)) -> &[(f64, f64)] {
         self.at(at).find_map(|sample| sample.curves.get(name)).map_or(&[], Vec::as_slice)
@@ -116,6 +129,13 @@ mod tests {
         let gain = samples.gain("rate", ("b", 1.0), ("a", 1.0));
         assert_eq!((gain.mean, gain.half), (50.0, 0.0), "though the values differ between runs");
         assert_eq!(samples.curve("over time", ("b", 1.0)), [(0.0, 3.0)]);
+    }
+
+    #[test]
+    fn numbers_of_one_run_are_compared_within_it() {
+        let ratio = samples().per_run(|value| value("rate", ("b", 1.0)) / value("rate", ("a", 1.0)));
+        assert_eq!((ratio.count, ratio.mean, ratio.half), (2, 1.5, 0.0));
+        assert_eq!(samples().per_run(|value| value("rate", ("c", 1.0))).count, 0);
     }
 
     #[test]

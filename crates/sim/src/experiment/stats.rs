@@ -38,6 +38,28 @@ impl Summary {
         Self { count, mean, deviation, half: student(count - 1) * deviation / (count as f64).sqrt() }
     }
 
+    /// A number without a spread, for example the result of a deterministic run.
+    pub fn exact(value: f64) -> Self {
+        Self { count: 1, mean: value, deviation: 0.0, half: 0.0 }
+    }
+
+    /// The lower end of the confidence interval.
+    pub fn least(&self) -> f64 {
+        self.mean - self.half
+    }
+
+    /// The same measurements with the opposite sign.
+    pub fn negated(self) -> Self {
+        Self { mean: -self.mean, ..self }
+    }
+
+    /// The one of `several` whose confidence interval has the lowest lower end; NaN if one of them is. Without any, infinite.
+    pub fn weakest(several: impl IntoIterator<Item = Self>) -> Self {
+        several.into_iter().fold(Self::exact(f64::INFINITY), |weakest, one| {
+            if one.least() < weakest.least() || one.least().is_nan() { one } else { weakest }
+        })
+    }
+
     /// Whether the confidence interval contains `value`.
     pub fn holds(&self, value: f64) -> bool {
         (self.mean - value).abs() <= self.half

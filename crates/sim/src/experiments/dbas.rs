@@ -1,6 +1,7 @@
 //! DBAS (2012), section IV: connections and packets over links of 2 Mbit/s and less.
 
 mod applications;
+mod clients;
 mod granularity;
 mod interfaces;
 
@@ -15,7 +16,7 @@ use crate::{
     ServerSpec, Size, Spreading, simulate,
 };
 
-pub(super) fn all() -> [&'static dyn Experiment; 6] {
+pub(super) fn all() -> [&'static dyn Experiment; 7] {
     [
         &interfaces::NARROW_CONNECTIONS,
         &interfaces::NARROW_PACKETS,
@@ -23,6 +24,7 @@ pub(super) fn all() -> [&'static dyn Experiment; 6] {
         &interfaces::LOSSY_PACKETS,
         &applications::APPLICATIONS,
         &granularity::Granularity,
+        &clients::Clients,
     ]
 }
 
@@ -38,8 +40,10 @@ struct Sweep {
     setup: fn(f64) -> Setup,
     /// The x value at which throughput is also shown by other definitions.
     detail_x: f64,
-    /// Whether other queue sizes are measured at that x value.
+    /// Whether other queue sizes and spans are measured at that x value.
     queues: bool,
+    /// Series that are measured for the reasons, and not shown in the charts.
+    reasons: &'static [&'static str],
     /// Adds the comparisons.
     judge: fn(Results, &Samples) -> Results,
 }
@@ -52,7 +56,9 @@ impl Experiment for Sweep {
     fn points(&self) -> Vec<Point> {
         let mut points = Point::grid(self.series, self.xs);
         points.extend(Point::grid(&BONDS, self.bond_xs));
-        for (name, _) in QUEUES.iter().filter(|_| self.queues) {
+        points.extend(Point::grid(self.reasons, self.xs));
+        let others = QUEUES.iter().map(|(name, _)| name).chain(SPANS.iter().map(|(name, _)| name));
+        for name in others.filter(|_| self.queues) {
             points.extend(self.series.iter().map(|series| Point { series: format!("{series}{name}"), x: self.detail_x }));
         }
         points
@@ -66,7 +72,9 @@ impl Experiment for Sweep {
         let setup = (self.setup)(point.x);
         let other = QUEUES.iter().find_map(|(name, queue)| Some((point.series.strip_suffix(name)?, ByteCount::new(*queue))));
         let (series, queue) = other.unwrap_or((&point.series, setup.queue));
-        Setup { queue, ..setup }.measure(series, run)
+        let other = SPANS.iter().find_map(|(name, seconds)| Some((series.strip_suffix(name)?, Duration::from_secs(*seconds))));
+        let (series, span) = other.unwrap_or((series, setup.span));
+        Setup { queue, span, ..setup }.measure(series, run)
     }
 
     fn assemble(&self, samples: &Samples) -> Results {
@@ -83,7 +91,7 @@ impl Experiment for Sweep {
         ));
         results = results.table(self.definitions(samples));
         if self.queues {
-            results = results.table(self.queues(samples));
+            results = results.table(self.queues(samples)).table(self.spans(samples));
         }
         (self.judge)(results.note(self.tails(samples)), samples)
     }
@@ -126,6 +134,16 @@ impl Sweep {
         })
     }
 
+    fn spans(&self, samples: &Samples) -> Table {
+        let usual = ("", SPAN.as_secs());
+        SPANS
+            .iter()
+            .chain([&usual])
+            .fold(self.table("if connections are opened for another time", "opened for"), |table, (name, seconds)| {
+                table.row(self.cells(format!("{seconds} s"), samples, THROUGHPUT, name))
+            })
+    }
+
     fn table(&self, what: &str, head: &str) -> Table {
         let title = format!("Throughput in Mbit/s {what}; {}: {} {}", self.x.0, self.detail_x, self.x.1);
         Table::new(title, &[&[head], self.series].concat())
@@ -145,15 +163,22 @@ const ONLY_1: &str = "only IF1";
 const ONLY_2: &str = "only IF2";
 const CO_ROUND: &str = "CO round robin";
 const CO_WEIGHTED: &str = "CO weighted round robin";
+/// The rule as printed: the interface that finishes its load and the new connection first ("minimizing the time needed to finish the current system
+/// load in addition to the load introduced by the new connection"; of interfaces that do not prolong that time, the one that finishes first).
 const CO_MOST: &str = "CO maximum throughput";
+/// The same with exactly known demands.
 const CO_KNOWN: &str = "CO maximum throughput, demands known";
+/// The daemon's rule: the interface on which the connection itself is expected to end first.
+const CO_BRAID: &str = "CO Braid's rule";
+/// One connection that lasts for the whole span, over IF2.
+const CO_ONE: &str = "one endless connection over IF2";
 const PO_ROUND: &str = "PO round robin";
 const PO_WEIGHTED: &str = "PO weighted round robin";
 const BOND_ROUND: &str = "bond, round robin";
 const BOND_WEIGHTED: &str = "bond, weighted round robin";
 const BOND: &str = "bond, miDRR";
 
-const CONNECTIONS: [&str; 4] = [ONLY_1, CO_ROUND, CO_WEIGHTED, CO_MOST];
+const CONNECTIONS: [&str; 5] = [ONLY_1, CO_ROUND, CO_WEIGHTED, CO_MOST, CO_BRAID];
 const PACKETS: [&str; 3] = [ONLY_1, PO_ROUND, PO_WEIGHTED];
 /// Schedulers of the daemon's bond. Its default is miDRR.
 const BONDS: [&str; 3] = [BOND_ROUND, BOND_WEIGHTED, BOND];
@@ -174,6 +199,9 @@ const WASTE: &str = "waste";
 
 /// Other queue sizes in bytes, and the suffix of their series.
 const QUEUES: [(&str, u64); 3] = [(", 200 packets", 300_000), (", 1000 packets", 1_500_000), (", 10000 packets", 15_000_000)];
+
+/// Other time spans in seconds in which connections are opened, and the suffix of their series.
+const SPANS: [(&str, u64); 2] = [(", 5 s", 5), (", 15 s", 15)];
 
 /// Time span in which connections are opened.
 const SPAN: Duration = Duration::from_secs(60);
@@ -197,10 +225,12 @@ struct Setup {
     rates: [f64; 2],
     /// Queue size of each of the client's links.
     queue: ByteCount,
+    /// Time span in which connections are opened.
+    span: Duration,
 }
 
 impl Setup {
-    const NOMINAL: Self = Self { if2: 1.0, loss: 0.0, rates: [SMALL_RATE, LARGE_RATE], queue: ByteCount::new(75_000) };
+    const NOMINAL: Self = Self { if2: 1.0, loss: 0.0, rates: [SMALL_RATE, LARGE_RATE], queue: ByteCount::new(75_000), span: SPAN };
 
     fn scenario(&self, series: &str, seed: u64) -> Scenario {
         let link =
@@ -213,12 +243,15 @@ impl Setup {
         Scenario {
             links: vec![link("IF1", IF1, 0.0), link("IF2", self.if2, self.loss)],
             servers: vec![ServerSpec { link: Some(ServerLink { down: server.clone(), up: server }) }],
-            workload: vec![class("small", self.rates[0], SMALL), class("large", self.rates[1], LARGE)],
+            workload: match series {
+                CO_ONE => vec![Class::downloads("endless", Arrivals::once(), Size::Endless)],
+                _ => vec![class("small", self.rates[0], SMALL), class("large", self.rates[1], LARGE)],
+            },
             scheduling,
             knowledge: Knowledge { demand, load: LoadKnowledge::Papers, ..Knowledge::default() },
             packets,
-            duration: SPAN,
-            grace: GRACE,
+            duration: self.span,
+            grace: if series == CO_ONE { Duration::ZERO } else { GRACE },
             seed,
             ..Scenario::default()
         }
@@ -253,10 +286,11 @@ fn scheduler(series: &str) -> (Scheduling, Packets) {
     // Strict order, as the paper describes it: each chunk waits for the link whose turn it is.
     let spread = |spreading| Packets { share: 1.0, spreading, late: false, ..Packets::default() };
     match series {
-        ONLY_2 => (Scheduling::OnlyOne(1), Packets::default()),
+        ONLY_2 | CO_ONE => (Scheduling::OnlyOne(1), Packets::default()),
         CO_ROUND => (Scheduling::RoundRobin, Packets::default()),
         CO_WEIGHTED => (Scheduling::WeightedRoundRobin, Packets::default()),
-        CO_MOST | CO_KNOWN => (Scheduling::MaximumThroughput, Packets::default()),
+        CO_MOST | CO_KNOWN => (Scheduling::LeastFinish, Packets::default()),
+        CO_BRAID => (Scheduling::MaximumThroughput, Packets::default()),
         PO_ROUND => (Scheduling::RoundRobin, spread(Spreading::RoundRobin)),
         PO_WEIGHTED => (Scheduling::RoundRobin, spread(Spreading::WeightedRoundRobin)),
         BOND_ROUND | BOND_WEIGHTED | BOND => (Scheduling::RoundRobin, Packets { share: 1.0, ..Packets::default() }),
@@ -355,6 +389,11 @@ fn otherwise(samples: &Samples, series: &str, base: &str, x: f64) -> String {
     format!("Measured until 99 % of the payload have arrived it is {:+.0} %, within the 60 s {:+.0} %.", gain(NEARLY), gain(WITHIN))
 }
 
+/// The gain in throughput of `series` over `base` at `x`.
+fn gain_at(samples: &Samples, series: &str, base: &str, x: f64) -> Summary {
+    samples.gain(THROUGHPUT, (series, x), (base, x))
+}
+
 /// Whether a gain is within a fifth of the paper's.
 fn is_about(found: f64, paper: f64) -> bool {
     (found / paper - 1.0).abs() <= 0.2
@@ -393,8 +432,9 @@ mod tests {
     fn a_queue_is_tried_at_its_points_only() {
         let sweep = &interfaces::NARROW_CONNECTIONS;
         let points = sweep.points();
-        assert_eq!(points.len(), sweep.series.len() * (sweep.xs.len() + QUEUES.len()));
-        assert!(points[sweep.series.len() * sweep.xs.len()..].iter().all(|point| point.x == sweep.detail_x));
+        let swept = sweep.series.len() * sweep.xs.len() + sweep.reasons.len() * sweep.xs.len();
+        assert_eq!(points.len(), swept + sweep.series.len() * (QUEUES.len() + SPANS.len()));
+        assert!(points[swept..].iter().all(|point| point.x == sweep.detail_x));
     }
 
     #[test]

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use braid_model::{ByteCount, Direction, Rate, Time};
 
-use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling};
+use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Summary};
 use crate::{Arrivals, Class, Knowledge, LinkSpec, LoadKnowledge, Scenario, Scheduling, Size, simulate};
 
 const WIFI: &str = "only Wi-Fi";
 const ETHERNET: &str = "only Ethernet";
 const ROUND: &str = "round robin";
 const RANDOM: &str = "random";
+/// The rule as printed: the interface that finishes its load and the new connection first.
 const MOST: &str = "maximum throughput";
+/// The daemon's rule: the interface on which the connection itself is expected to end first.
+const BRAID: &str = "Braid's rule";
 const SCHEDULERS: [&str; 5] = [WIFI, ETHERNET, ROUND, RANDOM, MOST];
 /// Maximum throughput if Wi-Fi had its nominal rate as goodput. Not in the figure.
 const NOMINAL: &str = "maximum throughput, Wi-Fi of 11 Mbit/s of goodput";
@@ -22,6 +25,8 @@ const HIGHEST: f64 = LOADS[5];
 const LONG: ByteCount = ByteCount::new(150_000_000);
 const SHORT: ByteCount = ByteCount::new(250_000);
 const GOODPUT: &str = "goodput";
+/// Number of long downloads on Wi-Fi.
+const ON_WIFI: &str = "long ones on Wi-Fi";
 /// Fraction of payload in the packets of a bulk transfer.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
 
@@ -34,7 +39,10 @@ static ABOUT: About = About {
               the link is given. Downloads of 150 MB and of 250 kB start in Poisson processes for 8 minutes, over which goodput is \
               measured. The rates are not legible in the paper: here x is the offered load, with half of its bytes in long downloads. The \
               paper does not give the round trip (5 ms here), queues (50 packets) and TCP (CUBIC). Demands and capacities are known; the \
-              history of an application gives its demand if all its downloads have the same size.",
+              history of an application gives its demand if all its downloads have the same size. Maximum throughput is the paper's rule as \
+              printed: the interface that finishes its load and the new connection first; Braid's rule, the interface on which the connection \
+              itself is expected to end first, is beside it. (The printed sentence can also mean the interface with which the load of all ends first; with \
+              two interfaces both choose the same.)",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "More than one interface always gives a higher goodput than one", paper: "in words" },
@@ -42,6 +50,7 @@ static ABOUT: About = About {
         Claim { text: "Maximum throughput reaches the sum of the two interfaces' goodputs", paper: "in words" },
         Claim { text: "Under high load the gap between the schedulers that use both closes", paper: "in words" },
         Claim { text: "Maximum throughput improves on a single interface", paper: "up to 54 %" },
+        Claim { text: "Its advantage over the others that use both is evident with low to medium loads", paper: "in words" },
     ],
 };
 
@@ -58,14 +67,15 @@ impl Experiment for Schedulers {
     }
 
     fn points(&self) -> Vec<Point> {
-        [Point::grid(&SCHEDULERS, &LOADS), Point::grid(&[NOMINAL], &[HIGHEST])].concat()
+        [Point::grid(&SCHEDULERS, &LOADS), Point::grid(&[BRAID], &LOADS), Point::grid(&[NOMINAL], &[HIGHEST])].concat()
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
         let scenario = scenario(point, run.seed);
         let Ok(outcome) = simulate(&scenario) else { return Sample::default() };
         let goodput = outcome.goodput_between(Direction::Down, Time::ZERO, Time::ZERO + scenario.duration);
-        Sample::default().value(GOODPUT, goodput.bps() as f64 / 1e6)
+        let slow = outcome.flows.iter().filter(|flow| flow.class == 0 && flow.link == Some(0)).count();
+        Sample::default().value(GOODPUT, goodput.bps() as f64 / 1e6).value(ON_WIFI, slow as f64)
     }
 
     fn assemble(&self, samples: &Samples) -> Results {
@@ -75,11 +85,13 @@ impl Experiment for Schedulers {
         let claims = ABOUT.claims;
         let single = least_lead(samples, &[ROUND, RANDOM, MOST], &[WIFI, ETHERNET]);
         let others = least_lead(samples, &[MOST], &[WIFI, ETHERNET, ROUND, RANDOM]);
+        let braid = least_lead(samples, &[BRAID], &[WIFI, ETHERNET, ROUND, RANDOM]);
         let mean = |series, load| samples.summary(GOODPUT, (series, load)).mean;
         let sum = |load| 100.0 * (mean(MOST, load) / (mean(WIFI, load) + mean(ETHERNET, load)) - 1.0);
         let gap =
             |load| [ROUND, RANDOM].map(|series| samples.gain(GOODPUT, (MOST, load), (series, load)).mean).into_iter().fold(0.0, f64::max);
         let (widest, widest_at) = most(LOADS.map(|load| (gap(load), load)));
+        let closest = |load| Summary::weakest([ROUND, RANDOM].map(|series| samples.gain(GOODPUT, (MOST, load), (series, load))));
         let gain = |base| most(LOADS.map(|load| (samples.gain(GOODPUT, (MOST, load), (base, load)).mean, load)));
         let ((ethernet, ethernet_at), (wifi, wifi_at)) = (gain(ETHERNET), gain(WIFI));
         let nominal = samples.gain(GOODPUT, (NOMINAL, HIGHEST), (ETHERNET, HIGHEST)).mean;
@@ -87,14 +99,21 @@ impl Experiment for Schedulers {
             .chart(chart)
             .comparison(claims[0].judge(
                 format!("against the better one {:+.1} % at worst ({}, {} Mbit/s)", single.0, single.1, single.2),
-                Judgement::met_or_not(single.0 > -1.0),
-                "Under low load one interface can carry nearly all the traffic. A scheduler that does not use the capacities then puts \
-                 some long downloads on Wi-Fi, where they take longer than on Ethernet.",
+                Judgement::met_or_not(single.0 > 0.0),
+                format!(
+                    "Under low load one interface can carry nearly all the traffic. A scheduler that does not use the capacities then puts \
+                     some long downloads on Wi-Fi, where they take longer than on Ethernet: at {} Mbit/s {:.1} of them in random, {:.1} in round \
+                     robin, {:.1} in maximum throughput.",
+                    single.2,
+                    samples.summary(ON_WIFI, (RANDOM, single.2)).mean,
+                    samples.summary(ON_WIFI, (ROUND, single.2)).mean,
+                    samples.summary(ON_WIFI, (MOST, single.2)).mean
+                ),
             ))
             .comparison(claims[1].judge(
                 format!("against the best other {:+.1} % at worst ({} Mbit/s)", others.0, others.2),
-                Judgement::met_or_not(others.0 > -1.0),
-                "",
+                Judgement::met_or_not(others.0 >= -0.05),
+                format!("With little load it ties with the best other, which is not behind. Braid's rule against the best other: {:+.1} % at worst ({} Mbit/s).", braid.0, braid.2),
             ))
             .comparison(claims[2].judge(
                 format!("{:+.1} % at {HIGHEST} Mbit/s", sum(HIGHEST)),
@@ -112,11 +131,18 @@ impl Experiment for Schedulers {
             ))
             .comparison(claims[4].judge(
                 format!("up to {ethernet:.0} % over Ethernet, at {ethernet_at} Mbit/s, and {wifi:.0} % over Wi-Fi, at {wifi_at} Mbit/s"),
-                Judgement::met_or_differs((ethernet / 54.0 - 1.0).abs() <= 0.2),
+                // A single interface that gained nothing would contradict the claim; the size of the gain is put in.
+                if samples.gain(GOODPUT, (MOST, ethernet_at), (ETHERNET, ethernet_at)).least() > 0.0 { Judgement::NotTested } else { Judgement::NotMet },
                 format!(
-                    "The gain over Ethernet depends on the capacity of Wi-Fi: 54 % is 5.2 Mbit/s of goodput in addition to 9.65. With 11 \
-                     Mbit/s of goodput on Wi-Fi the gain would be {nominal:.0} %."
+                    "The result is the input: a scheduler that fills both interfaces gains the ratio of their goodputs, 5.9 to 9.65 Mbit/s, 61 %, and \
+                     5.9 is a value chosen here. The paper's 54 % are 5.2 Mbit/s. With 11 Mbit/s of goodput on Wi-Fi the gain is {nominal:.0} %. \
+                     Only that there is a gain is a result."
                 ),
+            ))
+            .comparison(claims[5].judge(
+                LOADS[..4].iter().map(|load| format!("{:+.1} % at {load} Mbit/s", closest(*load))).collect::<Vec<_>>().join(", "),
+                Judgement::met_or_differs(LOADS[..4].iter().all(|load| closest(*load).mean > 1.0), Summary::weakest(LOADS[..4].iter().map(|load| closest(*load)))),
+                "Over the better of round robin and random, whichever is closer.",
             ))
     }
 }
@@ -138,7 +164,8 @@ fn scenario(point: &Point, seed: u64) -> Scenario {
             ETHERNET => Scheduling::OnlyOne(1),
             ROUND => Scheduling::RoundRobin,
             RANDOM => Scheduling::Random,
-            _ => Scheduling::MaximumThroughput,
+            BRAID => Scheduling::MaximumThroughput,
+            _ => Scheduling::LeastFinish,
         },
         knowledge: Knowledge { load: LoadKnowledge::Papers, ..Knowledge::default() },
         duration: Duration::from_secs(480),

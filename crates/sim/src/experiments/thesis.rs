@@ -6,11 +6,21 @@ mod overhead;
 mod pgps;
 mod preferences;
 mod theorem;
+mod theorems;
 
 use crate::experiment::Experiment;
 
-pub(super) fn all() -> [&'static dyn Experiment; 7] {
-    [&preferences::Preferences, &pgps::Bounds, &theorem::Theorem, &midrr::Convergence, &overhead::FLOWS, &overhead::LINKS, &http::Http]
+pub(super) fn all() -> [&'static dyn Experiment; 8] {
+    [
+        &preferences::Preferences,
+        &theorems::Theorems,
+        &pgps::Bounds,
+        &theorem::Theorem,
+        &midrr::Convergence,
+        &overhead::FLOWS,
+        &overhead::LINKS,
+        &http::Http,
+    ]
 }
 
 #[cfg(test)]
@@ -40,14 +50,20 @@ mod tests {
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
+    /// Theorems 5 and 6 and Lemma 5 are false, and the first seconds of figure 4.5 need a large quantum; the rest is as in the thesis.
     #[test]
-    fn deterministic_experiments_agree_with_the_thesis() {
+    fn deterministic_experiments_differ_from_the_thesis_where_it_is_wrong() {
         for experiment in all().into_iter().filter(|experiment| experiment.about().sampling == Sampling::Once) {
             for seed in [1, 2, 3] {
                 let report = report(experiment, seed);
-                for comparison in &report.results.comparisons {
-                    assert!(comparison.judgement != Judgement::NotMet, "{}: {comparison:?}", report.about.name);
-                }
+                let judged = report.results.comparisons.iter().enumerate();
+                let not_met: Vec<usize> = judged.filter(|(_, one)| one.judgement == Judgement::NotMet).map(|(claim, _)| claim).collect();
+                let wanted: &[usize] = match report.about.name {
+                    "thesis-4-3" => &[0, 1, 3],
+                    "thesis-4-5" => &[4],
+                    _ => &[],
+                };
+                assert_eq!(not_met, wanted, "{}: {:?}", report.about.name, report.results.comparisons);
             }
         }
     }
@@ -68,10 +84,10 @@ mod tests {
         let hashes: Vec<(&str, u64)> = quick.map(|experiment| (experiment.about().name, hash(&report(experiment, 1)))).collect();
         let wanted = [
             ("thesis-3-1", 5_476_775_621_504_947_191),
-            ("thesis-4-3", 4_875_699_317_092_528_114),
-            ("thesis-4-5", 10_290_921_109_739_426_405),
+            ("thesis-4-3", 15_394_089_997_820_195_825),
+            ("thesis-4-5", 4_851_738_078_641_446_430),
             ("thesis-4-6", 12_231_958_365_430_245_648),
-            ("thesis-4-7", 13_069_051_091_951_107_769),
+            ("thesis-4-7", 15_914_344_881_970_936_760),
             ("thesis-4-8", 87_622_523_207_683_264),
         ];
         assert_eq!(hashes, wanted, "if this change is intended, update the values");

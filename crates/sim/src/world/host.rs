@@ -73,6 +73,11 @@ impl Connection {
         self.live && usize::from(self.path.link) == link
     }
 
+    /// Whether the packet belongs to this connection, and was sent over a link that the connection has left.
+    pub(crate) fn has_left(&self, packet: &Packet) -> bool {
+        self.live && self.generation == packet.generation && self.path.link != packet.link
+    }
+
     /// TCP's smoothed round-trip time of the data in this direction, once measured.
     pub(crate) fn round_trip(&self, direction: Direction) -> Option<Duration> {
         self.halves[direction].sender.round_trip().map(|(smoothed, _)| smoothed)
@@ -241,7 +246,9 @@ impl World<'_> {
         if !stream.ended && stream.sinks[direction].take(segment.chunk) {
             let amount = ByteCount::new(u64::from(segment.size));
             stream.moved[direction] += amount;
+            let class = stream.class;
             self.bins[usize::from(link)].on_goodput(direction, amount);
+            self.on_received(class, usize::from(link), direction, amount);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ENERGY, ENGR, IF1, LARGE, MID, SMALL, Scheme, Setup, THROUGHPUT, XPUT, bound, charts, three_ways};
+use super::{ENERGY, ENGR, IF1, LARGE, LOWER, MID, SMALL, Scheme, Setup, THROUGHPUT, WITHIN, XPUT, at_lower_loads, bound, charts, within};
 use crate::experiment::{
     About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series, Summary,
 };
@@ -28,7 +28,8 @@ static HETEROGENEITY: About = About {
     setting: concat!(
         table_three!(),
         "α is 1. The size of the large streams is varied, first at 1 per second as in the paper, so that the offered load rises from 3.1 \
-         to 34 Mbit/s; then (\"rarer\", over 300 s) at a rate that keeps the offered load at 4.6 Mbit/s."
+         to 34 Mbit/s; then (\"rarer\", over 300 s) at a rate that keeps the offered load at 4.6 Mbit/s. The claims are judged by the paper's 1 per \
+         second."
     ),
     sampling: Sampling::Repeated,
     claims: &[
@@ -98,25 +99,30 @@ impl Experiment for Heterogeneity {
             )
         };
         let (whole, chunks) = (changes(CONNECTIONS), changes(PACKETS));
+        let share =
+            |value: &dyn Fn(&str, (&str, f64)) -> f64, series| value(THROUGHPUT, (series, MOST)) / value(THROUGHPUT, (series, NOMINAL));
+        let worse = samples.per_run(|value| 100.0 * (share(value, PACKETS) - share(value, CONNECTIONS)));
+        let within_lead = samples.gain(WITHIN, (PACKETS, MOST), (CONNECTIONS, MOST));
         let lead = [false, true].map(|rare| samples.gain(THROUGHPUT, (&name(PACKETS, rare), MOST), (&name(CONNECTIONS, rare), MOST)));
         results
             .comparison(HETEROGENEITY.claims[0].judge(
-                said(CONNECTIONS, whole),
-                three_ways(whole[0].mean < -5.0, whole.iter().any(|change| change.mean < -change.half)),
+                format!("{}; against γ = 100 % {:+.1} %", said(CONNECTIONS, whole), worse.negated()),
+                // Only what connections lose more than packets is due to their granularity.
+                Judgement::met_or_differs(whole[0].mean < -5.0, worse),
                 "With more load than the links can carry, streams wait for each link, so no link is idle because a large stream is on \
                  another. If large streams are rare, the offered load is too low at times by chance, which γ = 100 % cannot change \
                  either.",
             ))
             .comparison(HETEROGENEITY.claims[1].judge(
                 said(PACKETS, chunks),
-                Judgement::met_or_differs(chunks.iter().all(|change| change.mean.abs() < 2.0)),
+                Judgement::met_or_not(chunks[0].mean.abs() < 2.0),
                 "The distance from the optimum is due to the number of streams: each opens a connection on every link, and the connections \
                  cause each other's packet loss in full queues. With fewer streams the distance is smaller.",
             ))
             .comparison(HETEROGENEITY.claims[2].judge(
                 format!("at {MOST} MB γ = 100 % carries {:+.1} % against γ = 0, rarer {:+.1} %", lead[0], lead[1]),
-                three_ways(lead.iter().all(|lead| lead.mean > lead.half), lead.iter().any(|lead| lead.mean > lead.half)),
-                "As above.",
+                Judgement::met_or_differs(true, lead[0]),
+                format!("Within the span of arrivals, at 1 per second, it is {within_lead:+.1} %."),
             ))
     }
 }
@@ -154,11 +160,13 @@ impl Experiment for Errors {
     }
 
     fn points(&self) -> Vec<Point> {
-        Point::grid(&[XPUT, MID, ENGR], &ERRORS)
+        let lower = [XPUT, MID].map(|series| format!("{series}{}", LOWER[1].0));
+        let lower = Point::grid(&lower.each_ref().map(String::as_str), &[FAR_UNDER, 0.0, FAR_OVER]);
+        [Point::grid(&[XPUT, MID, ENGR], &ERRORS), lower].concat()
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
-        Setup { error: 1.0 + point.x / 100.0, ..Setup::nominal(Scheme::named(&point.series)) }.measure(run.seed)
+        Setup { error: 1.0 + point.x / 100.0, ..Setup::of(&point.series) }.measure(run.seed)
     }
 
     fn assemble(&self, samples: &Samples) -> Results {
@@ -168,15 +176,34 @@ impl Experiment for Errors {
         let (under, over) = (change(THROUGHPUT, XPUT, FAR_UNDER), change(THROUGHPUT, XPUT, FAR_OVER));
         let (faster, dearer) = (change(THROUGHPUT, MID, FAR_OVER), change(ENERGY, MID, FAR_OVER));
         let target = (super::IF2.0 + 0.5 * (IF1.0 + super::IF3.0)) * super::PAYLOAD;
-        let slow = samples.summary(THROUGHPUT, (MID, FAR_UNDER));
-        let scale = "Algorithm 1 compares loads with each other. If all loads, old and new, are wrong by the same factor, its decisions do \
-                     not change. Only the bytes already moved do not scale, and these are few compared with hundreds of waiting streams.";
+        let [slow, exact] = [FAR_UNDER, 0.0].map(|error| samples.summary(THROUGHPUT, (MID, error)));
+        let half = |series: &str, error| {
+            let series = format!("{series}{}", LOWER[1].0);
+            samples.gain(THROUGHPUT, (&series, error), (&series, 0.0))
+        };
+        let scale = format!(
+            "Algorithm 1 compares loads with each other. If all loads, old and new, are wrong by the same factor, its decisions do \
+                     not change. Only the bytes already moved do not scale, and these are few compared with hundreds of waiting streams. At half the load, with few waiting streams, throughput changes by \
+                     {:+.1} % (α = 1) and {:+.1} % (0.5) at {FAR_UNDER} %, by {:+.1} % and {:+.1} % at +{FAR_OVER} %.",
+            half(XPUT, FAR_UNDER),
+            half(MID, FAR_UNDER),
+            half(XPUT, FAR_OVER),
+            half(MID, FAR_OVER)
+        );
+        let within_most =
+            [XPUT, MID].map(|series| ERRORS.iter().map(|error| change(WITHIN, series, *error).mean.abs()).fold(0.0, f64::max));
+        let scale = format!(
+            "{scale} Within the 60 s it changes by at most {:.1} % (α = 1) and {:.1} % (0.5), so the larger changes by eq. 3 are those of the last streams.",
+            within_most[0], within_most[1]
+        );
         charts(samples, "over the error of estimation", &Axis::new("error of demands", "%").between(-75.0, 100.0), |_| IF1.0)
             .into_iter()
             .fold(Results::default(), Results::chart)
+            .table(within(samples, "error, %"))
+            .table(at_lower_loads(samples, "error, %"))
             .comparison(ERROR.claims[0].judge(
                 format!("at most {:.1} % (α = 1), {:.1} % (0.5), {:.1} % (0)", most[0], most[1], most[2]),
-                Judgement::met_or_differs(most.iter().all(|change| *change < 5.0)),
+                Judgement::met_or_not(most.iter().all(|change| *change < 5.0)),
                 scale,
             ))
             .comparison(ERROR.claims[1].judge(
@@ -184,25 +211,26 @@ impl Experiment for Errors {
                     "{:+.1} ± {:.1} % at {FAR_UNDER} %, {:+.1} ± {:.1} % at +{FAR_OVER} %",
                     under.mean, under.half, over.mean, over.half
                 ),
-                three_ways(
-                    under.mean < -under.half && over.mean < -over.half && under.mean < over.mean,
-                    under.mean < -under.half || over.mean < -over.half,
-                ),
-                scale,
+                Judgement::met_or_differs(under.mean < over.mean, Summary::weakest([under.negated(), over.negated()])),
+                "As above.",
             ))
             .comparison(ERROR.claims[2].judge(
                 format!(
                     "{:+.1} ± {:.1} % throughput, {:+.1} ± {:.1} % energy at +{FAR_OVER} %",
                     faster.mean, faster.half, dearer.mean, dearer.half
                 ),
-                three_ways((faster.mean - 11.0).abs() < 5.0 && (dearer.mean - 14.0).abs() < 5.0, faster.mean > 1.0 && dearer.mean > 1.0),
-                scale,
+                Judgement::met_or_differs(
+                    (faster.mean - 11.0).abs() < 5.0 && (dearer.mean - 14.0).abs() < 5.0,
+                    Summary::weakest([faster, dearer]),
+                ),
+                "As above.",
             ))
             .comparison(ERROR.claims[3].judge(
-                format!("{:.2} Mbit/s at {FAR_UNDER} %, {target:.2} required", slow.mean),
-                Judgement::met_or_not(slow.mean < target),
-                "The offered load exceeds the required throughput. So the links in use are full and carry more than required, with any \
-                 estimate.",
+                format!("{:.2} Mbit/s at {FAR_UNDER} %, {:.2} without an error, {target:.2} required", slow.mean, exact.mean),
+                // Only what the error takes away is due to it.
+                Judgement::met_or_differs(slow.mean < target && exact.mean >= target, change(THROUGHPUT, MID, FAR_UNDER).negated()),
+                "Until the last stream has ended the throughput is below the requirement without an error, too: links are idle at the end. Within the 60 s \
+                 the offered load exceeds the requirement, and the links in use are full with any estimate.",
             ))
     }
 }

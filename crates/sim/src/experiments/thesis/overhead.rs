@@ -5,7 +5,8 @@ use braid_model::{ByteCount, LinkSet, Time};
 use braid_netem::Random;
 
 use crate::experiment::{
-    About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Table, distribution, quantile,
+    About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Summary, Table, distribution,
+    quantile,
 };
 
 const PACKET: ByteCount = ByteCount::new(1000);
@@ -126,12 +127,16 @@ impl Experiment for Overhead {
             let flat = last < 1.5 * first + clock / 2.0;
             let why = "The round of a link is searched in words of 64 flows, and words without backlogged flows are skipped. More flows \
                        use more memory, though.";
-            return results.comparison(self.about.claims[0].judge(medians, Judgement::met_or_differs(flat), why));
+            return results.comparison(self.about.claims[0].judge(medians, Judgement::met_or_not(flat), why));
         }
         let (p99, gigabits) = (value("p99", most), PACKET.get() as f64 * 8.0 / last);
         let why = "The thesis visits flows that were served elsewhere one by one; here they are skipped 64 at a time.";
         results
-            .comparison(self.about.claims[0].judge(medians, Judgement::met_or_differs(last > 1.5 * first), why))
+            .comparison(self.about.claims[0].judge(
+                medians,
+                Judgement::met_or_differs(last > 1.5 * first, Summary::exact(last - first)),
+                why,
+            ))
             .comparison(self.about.claims[1].judge(format!("99 % within {p99:.0} ns"), Judgement::met_or_not(p99 < 2500.0), ""))
             .comparison(self.about.claims[2].judge(
                 format!("{gigabits:.0} Gb/s"),

@@ -110,7 +110,7 @@ impl Experiment for Theorem {
                  interfaces share one deficit counter.",
             ))
             .comparison(ABOUT.claims[1].judge(
-                format!("with a counter, and credit kept by turn: {}", tell(counter)),
+                format!("one bit: {}; with a counter, and credit kept by turn: {}", tell(bit), tell(counter)),
                 Judgement::met_or_not(share(bit) >= share(counter)),
                 "A small counter instead of the flag fixes this; the remaining deviation decreases with the length of the run. In the \
                  example of fig. 4.5 the flag is enough.",

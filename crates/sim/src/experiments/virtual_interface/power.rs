@@ -80,12 +80,12 @@ impl Experiment for Saving {
             .table(table(samples))
             .comparison(ABOUT.claims[0].judge(
                 format!("correlation {:.2} without saving, {:.2} with", correlated[0], correlated[1]),
-                Judgement::met_or_differs(correlated.iter().all(|r| *r > 0.5)),
+                Judgement::met_or_not(correlated.iter().all(|r| *r > 0.5)),
                 "",
             ))
             .comparison(ABOUT.claims[1].judge(
                 format!("{:.2} % less, {mwh:.0} mWh", -saved.mean),
-                if saved.mean >= 0.0 { Judgement::NotMet } else { Judgement::met_or_differs((saved.mean + 5.4).abs() < 1.0) },
+                Judgement::met_or_differs((saved.mean + 5.4).abs() < 1.0, saved.negated()),
                 format!(
                     "190 mWh in 600 s are 1.14 W, more than a whole Wi-Fi interface draws in OPERETTA's table (0.99 W while active). So \
                      either the paper's interfaces draw more, or its laptop also saved power elsewhere. Here only the active time of an \
