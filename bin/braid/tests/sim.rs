@@ -74,7 +74,7 @@ fn results_can_be_printed_as_json() {
     let found = &found["experiments"];
     assert_eq!(
         (&found[0]["name"], &found[0]["seed"], &found[0]["verdicts"][0]["judgement"]),
-        (&"thesis-4-3".into(), &3.into(), &"met".into())
+        (&"thesis-4-3".into(), &3.into(), &"not-met".into())
     );
 }
 
