@@ -60,6 +60,8 @@ pub struct Controller {
     /// Hosts that are known from the tables only, since the controller was restarted.
     adopted: BTreeSet<Mac>,
     dirty: Dirty,
+    /// The last owner that was planned while others had to wait.
+    planned: Option<Owner>,
     update: Option<Update>,
     /// Owners that ended while entries of a former controller stay: their entries do not.
     ended: BTreeSet<Owner>,
@@ -231,6 +233,7 @@ impl Controller {
             routing: BTreeSet::new(),
             adopted: BTreeSet::new(),
             dirty: Dirty::default(),
+            planned: None,
             update: None,
             ended: BTreeSet::new(),
             refused: BTreeMap::new(),

@@ -43,6 +43,8 @@ pub struct Config {
     pub stage_timeout: Duration,
     /// Time in which packets on a link arrive. It passes between stages if a path changes its direction.
     pub drain: Duration,
+    /// Owners times switches that are compared in one go as long as no path is broken. The others wait until the switches have answered.
+    pub planned_at_once: usize,
     /// Time after which a refused entry is tried again.
     pub retry: Duration,
     /// Packets per second that the controller forwards itself, to hosts that are not known. At most a quarter comes from one port.
@@ -81,6 +83,7 @@ impl Config {
             load_interval: Duration::from_secs(2),
             stage_timeout: Duration::from_secs(1),
             drain: Duration::from_millis(10),
+            planned_at_once: 20_000,
             retry: Duration::from_secs(30),
             slow_path: 100,
             max_waiting: ByteCount::new(512 << 20),

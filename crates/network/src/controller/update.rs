@@ -3,6 +3,7 @@
 //! An update that fails is not resumed. What stands is compared again with what should, and a new update is made of the difference.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::time::Duration;
 
 use braid_model::Time;
@@ -41,8 +42,6 @@ struct Write {
 const LAST: u32 = u32::MAX;
 /// Rounds of planning before the caller gets control again.
 const ROUNDS: u32 = 64;
-/// Owners times switches that are compared in one go, as long as no path is broken: what comes next waits until switches had their answers.
-const PAIRS: usize = 20_000;
 
 impl Update {
     pub(super) fn due(&self) -> Option<Time> {
@@ -165,9 +164,15 @@ impl Controller {
     fn plan(&mut self, now: Time) {
         let dirty = std::mem::take(&mut self.dirty);
         let mut owners = if dirty.all { self.all_owners() } else { dirty.owners };
-        let most = PAIRS / self.switches.len().max(1);
-        if let Some(next) = owners.iter().nth(most.max(1)).copied().filter(|_| !dirty.urgent) {
-            self.dirty.owners = owners.split_off(&next);
+        let most = (self.config.planned_at_once / self.switches.len().max(1)).max(1);
+        if owners.len() > most && !dirty.urgent {
+            // Goes on after the last one, so that those who always change do not keep others waiting.
+            let last = self.planned.map_or(Bound::Unbounded, Bound::Excluded);
+            let turn: Vec<Owner> = owners.range((last, Bound::Unbounded)).chain(&owners).take(most).copied().collect();
+            self.planned = turn.last().copied();
+            let turn: BTreeSet<Owner> = turn.into_iter().collect();
+            self.dirty.owners = &owners - &turn;
+            owners = turn;
         }
         let mut plan = Plan::default();
         let mut forests = Forests::new(self.topology.graph());

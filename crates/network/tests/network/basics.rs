@@ -8,7 +8,11 @@ use crate::support::world::{MS, World};
 
 /// Switches 1 to 4 in a ring, 5 behind 3. Ports 1 and 2 go around the ring, 3 leads to 5, hosts are behind ports 4 to 6.
 pub(crate) fn ring(version: Version, tables: u8) -> World {
-    let mut world = World::new(Config::new([7; 32]), 1);
+    ring_with(Config::new([7; 32]), version, tables)
+}
+
+pub(crate) fn ring_with(config: Config, version: Version, tables: u8) -> World {
+    let mut world = World::new(config, 1);
     for datapath in 1..=5 {
         world.add_switch(datapath, version, tables, 6);
     }

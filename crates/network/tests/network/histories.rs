@@ -1,13 +1,16 @@
 //! Random histories: after any of them the network converges, hosts reach each other once, and no packet has looped.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use braid_network::{Config, Place};
+use braid_network::paths::Weight;
+use braid_network::{Config, Place, Request};
 use braid_openflow::{ErrorCode, Version};
 use proptest::prelude::*;
 
-use crate::basics::ring;
+use crate::basics::ring_with;
 use crate::support::frames::{datagram, host};
+use crate::support::switch::SwitchModel;
 use crate::support::world::{MS, World};
 
 #[derive(Debug, Clone)]
@@ -67,14 +70,23 @@ fn play(world: &mut World, step: &Step) {
             world.after(MS(time), move |world| world.switches.get_mut(&datapath).unwrap().refuses = None);
         }
         Step::Slow(time) => world.control_delay = MS(time),
-        Step::Replace => world.replace_controller(Config::new([9; 32])),
+        Step::Replace => world.replace_controller(config(9)),
         Step::Wait(time) => world.run(MS(time)),
     }
 }
 
+/// Plans for two or three owners at once, so that one waits for the other.
+fn config(key: u8) -> Config {
+    Config { planned_at_once: 12, ..Config::new([key; 32]) }
+}
+
+fn tables_of(world: &World) -> Vec<BTreeSet<String>> {
+    world.switches.values().map(SwitchModel::entries).collect()
+}
+
 /// Traffic among three hosts during the history.
 fn converges(version: Version, tables: u8, steps: &[Step]) {
-    let mut world = ring(version, tables);
+    let mut world = ring_with(config(7), version, tables);
     world.converge();
     for number in 1..=3 {
         world.associate(host(number), 0, Place::new(number.into(), 3 + u32::from(number)));
@@ -113,12 +125,21 @@ fn converges(version: Version, tables: u8, steps: &[Step]) {
         assert_eq!(world.copies(host(to), number..number + 1), [1], "{from} to {to}");
     }
     // What stands is what a new controller wants, too.
-    let before: Vec<_> = world.switches.values().map(crate::support::switch::SwitchModel::entries).collect();
-    world.replace_controller(Config::new([11; 32]));
+    let before = tables_of(&world);
+    world.replace_controller(config(11));
     world.run(Duration::from_secs(40));
     world.converge();
-    let after: Vec<_> = world.switches.values().map(crate::support::switch::SwitchModel::entries).collect();
-    assert!(before == after, "a new controller changes the tables");
+    assert!(before == tables_of(&world), "a new controller changes the tables");
+    // What is planned for a lost link is all that it changes.
+    let (datapath, port) = CABLES[steps.len() % CABLES.len()];
+    let place = Place::new(datapath, port);
+    world.set_port(place, false);
+    world.run(MS(500));
+    world.converge();
+    let before = tables_of(&world);
+    world.request(Request::SetWeight { place, weight: Weight::default() }).unwrap();
+    world.converge();
+    assert!(before == tables_of(&world), "the loss of {place} changes more");
 }
 
 proptest! {
